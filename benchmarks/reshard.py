@@ -5,7 +5,7 @@ chunk read once for all, against one rank that reads and broadcasts, against tor
 plain direct read of the same unique bytes divided over the ranks (alone, with the copy that every
 rank must have of them, and with their digests too), and against our own load under another mesh
 (fully_shard, which also loads what it saved itself).  Page
-cache dropped before each, ways in turn, ratios within a round.  Free memory is the guest's own
+cache dropped before each, ways in turn, ratios within a round.  Free memory is the replica's own
 before the clock starts, as in `benchmarks.restore`, which says why.
 
 Part "scale": the planner's real code on what the ranks of a job of 405 billion parameters hold,

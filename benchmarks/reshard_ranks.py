@@ -231,7 +231,7 @@ class RankOfJob:
     def _settle(self) -> None:
         """As a new process with nothing in the page cache, and memory for reading together.
 
-        As many free bytes as a load needs are the guest's own, as in `benchmarks.restore`.
+        As many free bytes as a load needs are the replica's own, as in `benchmarks.restore`.
         """
         for job in (self.job, self.other):
             job.optimizer.zero_grad(set_to_none=True)  # with gradients DCP makes no state

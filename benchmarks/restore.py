@@ -111,7 +111,7 @@ class Reborn:
         ctypes.CDLL(None).malloc_trim(0)
 
     def settle(self) -> None:
-        """As `forget`; then as many free bytes as a restore needs are the guest's own."""
+        """As `forget`; then as many free bytes as a restore needs are the replica's own."""
         self.forget()
         with contextlib.closing(Arena.anonymous(NEEDED * self.nbytes)):
             pass

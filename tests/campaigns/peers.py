@@ -1,6 +1,6 @@
 """Copies and parities in the memory of other nodes: damaged, stale, lost while they are read.
 
-The keepers' own guest slots and transfers over loopback, all nodes in one process.  What is
+The keepers' own replica slots and transfers over loopback, all nodes in one process.  What is
 restored, and from where, is the protocol's choice, made again without a source that was bad.
 """
 
@@ -93,7 +93,7 @@ def shard_of(generation: Generation, rank: int, world: int) -> p.HeldShard:
 
 
 Key = tuple[int, int, bool]
-"""(rank, guest slot, whether of its parity)."""
+"""(rank, replica slot, whether of its parity)."""
 
 
 class Loop:
@@ -123,7 +123,7 @@ class Loop:
 
 
 class Node:
-    """A keeper's guest slots, the slots of its one rank, and what its protocol would report."""
+    """A keeper's replica slots, the slots of its one rank, and what its protocol would report."""
 
     def __init__(self, rank: int, peers: "dict[int, Node]", *, world: int, empty: bool) -> None:
         self.rank, self.world, self._peers = rank, world, peers
@@ -145,29 +145,29 @@ class Node:
             self.owned.append(shard)
 
     def start(self) -> None:
-        """A keeper, with the slots that its trainer kept and no guests."""
+        """A keeper, with the slots that its trainer kept and no replicas."""
         self.loop = Loop()
-        self.guests_held: dict[Key, p.HeldShard] = {}
+        self.replicas_held: dict[Key, p.HeldShard] = {}
         self.failed: dict[Key, p.FetchFailed] = {}
-        self.guests = ReplicaSlots(
+        self.replicas = ReplicaSlots(
             run_id=RUN, memory=self.memory, post=self.loop.post, tell=self._heard,
             address=lambda node: (HOST, self._peers[node].port), rate=lambda: 0.0,
             restoring=lambda: False, copied=lambda *_: None, receiver=lambda _: None,
             exchanges=KeeperExchanges(lambda *_: None), log=lambda text: None,
         )  # fmt: skip
-        self.port = self.guests.open(SECRET, identity(self.rank), HOST)
+        self.port = self.replicas.open(SECRET, identity(self.rank), HOST)
 
     def fetch(self, order: p.FetchShard) -> None:
         """Begins one."""
         self._orders[key_of(order)] = order
-        self.guests.fetch(order)
+        self.replicas.fetch(order)
 
     def _heard(self, event: p.NodeEvent) -> None:
         if isinstance(event, p.ShardComing):
             return
         if isinstance(event, p.ShardFetched):
             key = (event.shard.rank, event.shard.slot, event.shard.parity is not None)
-            self.guests_held[key] = event.shard
+            self.replicas_held[key] = event.shard
         else:
             assert isinstance(event, p.FetchFailed), event
             key = (event.rank, event.slot, event.parity)
@@ -183,20 +183,20 @@ class Node:
         """Every fetch that is under way, as when an incarnation ends."""
         for (rank, slot, parity), order in list(self._orders.items()):
             generation = order.shard.generation
-            self.guests.abort(
+            self.replicas.abort(
                 p.AbortFetch(rank=rank, generation=generation, slot=slot, reason="", parity=parity)
             )
         self._orders.clear()
 
     def end(self) -> None:
-        """The keeper dies, and the guests with it."""
+        """The keeper dies, and the replicas with it."""
         self.abort()
-        self.guests.close()
+        self.replicas.close()
         self.loop.end()
-        self.guests.overwritten(self.rank)
+        self.replicas.overwritten(self.rank)
         for rank in range(self.world):
             for parity in (False, True):
-                self.guests.free(p.FreeGuests(rank=rank, parity=parity))
+                self.replicas.free(p.FreeReplicas(rank=rank, parity=parity))
 
     def end_trainer(self) -> None:
         """The slots go when nobody holds them any more."""
@@ -208,14 +208,14 @@ class Node:
         key = (shard.rank, shard.slot, shard.parity is not None)
         if shard in self.owned:
             return self.memory.of(self.rank).slots[shard.slot]
-        return self.guests._guests[key].arena
+        return self.replicas._replicas[key].arena
 
     def read(self, shard: p.HeldShard) -> bytes | None:
         """As a trainer reads it; None when what is there is something else, or damaged."""
         if shard in self.owned:
             index = self.memory.of(self.rank).sealed().get(shard.slot)
         else:
-            index = self.guests._guests[shard.rank, shard.slot, False].index()
+            index = self.replicas._replicas[shard.rank, shard.slot, False].index()
         if index is None or (index.generation, index.root) != (shard.generation, shard.root):
             return None
         chunks, arena = SlotSource(self.arena_of(shard), index), self.arena_of(shard)
@@ -297,7 +297,7 @@ class Cluster:
         """A round of copies or parities; again what a death undid."""
         for _ in range(2):
             for holder, order in self._orders(generation):
-                if key_of(order) not in self.nodes[holder].guests_held:
+                if key_of(order) not in self.nodes[holder].replicas_held:
                     self.nodes[holder].fetch(order)
             if self.wait(blow) and not any(node.failed for node in self.nodes.values()):
                 return
@@ -329,7 +329,7 @@ class Cluster:
         held = [
             (node, shard)
             for node in self.nodes.values()
-            for shard in (*node.owned, *node.guests_held.values())
+            for shard in (*node.owned, *node.replicas_held.values())
         ]
         node, shard = rng.choice(held)
         view, stale = node.arena_of(shard).view, b""
@@ -359,14 +359,14 @@ class Cluster:
             for s in n.owned
             if s.generation == NEW and (n.rank, (s.rank, s.slot, False), True) not in bad
         }
-        guests = {
+        replicas = {
             (n.rank, key)
             for n in self.nodes.values()
-            for key, s in n.guests_held.items()
+            for key, s in n.replicas_held.items()
             if s.generation == NEW and (n.rank, key, False) not in bad
         }
-        copied = {key[0] for _, key in guests if not key[2]}
-        left = own & {key[0] for _, key in guests if key[2]}
+        copied = {key[0] for _, key in replicas if not key[2]}
+        left = own & {key[0] for _, key in replicas if key[2]}
         spoiled = any(key[2] for _, key, _ in bad)
         enough = self.way.losses and self.world - len(left) <= self.way.losses and not spoiled
         return bool(enough) or own | copied == set(range(self.world))
@@ -391,7 +391,7 @@ class Cluster:
         held = [
             (node.rank, shard)
             for node in self.nodes.values()
-            for shard in (*node.owned, *node.guests_held.values())
+            for shard in (*node.owned, *node.replicas_held.values())
         ]
         shards = [(node, shard) for node, shard in held if shard.parity is None]
         indexes = [index_of(OLD, rank, self.world) for rank in range(self.world)]
@@ -432,9 +432,9 @@ class Cluster:
     def _is_right(self, choice: Choice, rank: int, slot: int) -> bool:
         node, source = self.nodes[rank], choice.sources[rank]
         if source.brought:
-            shard = node.guests_held.get((rank, slot, False))
+            shard = node.replicas_held.get((rank, slot, False))
         else:
-            held = node.guests_held.values() if source.copied else node.owned
+            held = node.replicas_held.values() if source.copied else node.owned
             shard = next(s for s in held if (s.slot, s.rank) == (source.slot, rank))
         found = None if shard is None else node.read(shard)
         if found is None:

@@ -98,10 +98,10 @@ class Node:
     index: int
     slots: dict[tuple[int, int], Content | None] = field(default_factory=dict)
     """(rank, slot) -> content; survives while keeper or any trainer lives."""
-    guests: dict[tuple[int, int], Content] = field(default_factory=dict)
-    """(rank, guest slot) -> copy of another node's shard; gone with the keeper."""
+    replicas: dict[tuple[int, int], Content] = field(default_factory=dict)
+    """(rank, replica slot) -> copy of another node's shard; gone with the keeper."""
     parities: dict[tuple[int, int], Content] = field(default_factory=dict)
-    """(rank, guest slot) -> the parity that the rank holds; gone with the keeper."""
+    """(rank, replica slot) -> the parity that the rank holds; gone with the keeper."""
     keeper: "Keeper | None" = None
 
 

@@ -157,14 +157,14 @@ class Faults(Storage):
         if node.keeper is None:
             return
         node.keeper = None
-        self.guest_losses += bool(node.guests or node.parities)
-        for guest in node.guests.values():
-            if not self.is_in_slots(guest):
-                self.oracle.forget_up_to(guest.generation)
-        node.guests.clear()
+        self.replica_losses += bool(node.replicas or node.parities)
+        for replica in node.replicas.values():
+            if not self.is_in_slots(replica):
+                self.oracle.forget_up_to(replica.generation)
+        node.replicas.clear()
         node.parities.clear()
         own = (c for c in node.slots.values() if c is not None and c.sealed)
-        self.oracle.lost_guests(node.index, {(c.rank, c.generation) for c in own})
+        self.oracle.lost_replicas(node.index, {(c.rank, c.generation) for c in own})
         for key in list(self.channels):
             if node.index in key:
                 self.channels[key].clear()
@@ -297,10 +297,10 @@ class Faults(Storage):
             self.oracle.memory.clear()
             self.oracle.lost(node.index, {rotten.rank})
             self.losses += 1
-        elif node.guests and self.rng.random() < 0.3:
-            guest = self.rng.choice(list(node.guests.values()))
-            guest.corrupt = True
-            self.oracle.lost(node.index, {guest.rank})
+        elif node.replicas and self.rng.random() < 0.3:
+            replica = self.rng.choice(list(node.replicas.values()))
+            replica.corrupt = True
+            self.oracle.lost(node.index, {replica.rank})
             self.losses += 1
         elif node.parities and self.rng.random() < 0.3:
             parity = self.rng.choice(list(node.parities.values()))

@@ -25,8 +25,8 @@ from autockpt.executors.protocol.coordinator.same_term import SameTerm
 from autockpt.executors.protocol.coordinator.saving import Saving as CoordinatorSaving
 from autockpt.executors.protocol.coordinator.state import CoordinatorState, Proposal, Round, Save
 from autockpt.executors.protocol.node.attaching import Attaching as NodeAttaching
-from autockpt.executors.protocol.node.guest_slots import GuestSlots as NodeGuestSlots
 from autockpt.executors.protocol.node.machine import NodeParts, NodeProtocol
+from autockpt.executors.protocol.node.replica_slots import ReplicaSlots as NodeReplicaSlots
 from autockpt.executors.protocol.node.replicating import Replicating as NodeReplicating
 from autockpt.executors.protocol.node.restoring import Restoring as NodeRestoring
 from autockpt.executors.protocol.node.saving import Saving as NodeSaving
@@ -454,11 +454,11 @@ class ProtectWithOneMissing(CoordinatorReplicating):
     """All copies but one are enough."""
 
     def all_copied(self, copies: Round) -> bool:
-        wanted = {(rank, node) for node, ranks in self.state.wards.items() for rank in ranks}
+        wanted = {(rank, node) for node, ranks in self.state.replicated.items() for rank in ranks}
         return len(copies.sealed) >= len(wanted) + self.state.world_size - 1
 
 
-class OverwriteWhileCopied(NodeGuestSlots):
+class OverwriteWhileCopied(NodeReplicaSlots):
     """A slot that others are still copying is as free as anything older."""
 
     def is_kept(self, generation: Generation) -> bool:
@@ -486,17 +486,17 @@ class KeepCountsAfterRestart(CoordinatorReplicating):
         pass
 
 
-class OverwriteProtected(NodeGuestSlots):
+class OverwriteProtected(NodeReplicaSlots):
     """What is protected is as free as anything older than the newest memory commit."""
 
     def is_kept(self, generation: Generation) -> bool:
         return False
 
 
-class OverwriteGuests(NodeGuestSlots):
-    """A newer copy takes the oldest guest slot, before it is complete elsewhere."""
+class OverwriteReplicas(NodeReplicaSlots):
+    """A newer copy takes the oldest replica slot, before it is complete elsewhere."""
 
-    def may_overwrite_guest(self, slot: Slot) -> bool:
+    def may_overwrite_replica(self, slot: Slot) -> bool:
         return slot.state != "writing" and slot.index == 0
 
 
@@ -543,12 +543,12 @@ class ProtectWithoutParity(CoordinatorReplicating):
         return super().all_copied(replace(copies, encoded=holders))
 
 
-class OverwriteParity(NodeGuestSlots):
+class OverwriteParity(NodeReplicaSlots):
     """The next parity takes the slot of the protected one."""
 
-    def may_overwrite_guest(self, slot: Slot) -> bool:
+    def may_overwrite_replica(self, slot: Slot) -> bool:
         if slot.shard is None or slot.shard.parity is None:
-            return super().may_overwrite_guest(slot)
+            return super().may_overwrite_replica(slot)
         return slot.index == 0
 
 
@@ -558,7 +558,7 @@ class MixParity(Runtime):
     mixes = True
 
 
-class DropOutgrown(NodeGuestSlots):
+class DropOutgrown(NodeReplicaSlots):
     """What ranks of another number were restored from goes with its slots."""
 
     def outgrown(self, event: m.SlotsOutgrown) -> None:
@@ -708,7 +708,7 @@ MUTANTS: dict[str, Mutant] = {
     "keep-counts-after-restart": Mutant(KeepCountsAfterRestart, "14", 4000),
     "protect-one-missing": Mutant(ProtectWithOneMissing, "14", 100),
     "overwrite-protected": Mutant(OverwriteProtected, "14", 2000),
-    "overwrite-guests": Mutant(OverwriteGuests, "14", 5000),
+    "overwrite-replicas": Mutant(OverwriteReplicas, "14", 5000),
     "trust-any-copy": Mutant(TrustAnyCopy, "14", 2000),
     "copy-of-another-round": Mutant(CopyOfAnotherRound, "14", 2000),
     "protect-without-parity": Mutant(ProtectWithoutParity, "15", 100),

@@ -79,7 +79,7 @@ class Oracle:
 
     def begin_anew(self, term: int, running: list[int | None], nodes: list[Node]) -> None:
         """Nobody who was asked knows that these terms were: then nothing of them may be left."""
-        contents = [c for node in nodes for c in (*node.slots.values(), *node.guests.values())]
+        contents = [c for node in nodes for c in (*node.slots.values(), *node.replicas.values())]
         # What nobody completes any more is nothing.
         left = {c.generation.term for c in contents if c is not None and (c.sealed or c.writer)}
         if any(old >= term for old in (*left, *(e for e in running if e is not None))):
@@ -198,7 +198,7 @@ class Oracle:
             self.lost_parity(node)
         self._let_go()
 
-    def lost_guests(self, node: int, kept: set[tuple[int, Generation]]) -> None:
+    def lost_replicas(self, node: int, kept: set[tuple[int, Generation]]) -> None:
         """A node lost what it had but these (rank, generation), which are in slots."""
         for generation, promise in self.protected.items():
             promise.copies -= {

@@ -45,7 +45,7 @@ class Storage(Trainers):
 
     def do_FetchShard(self, keeper: Keeper, do: m.FetchShard) -> None:
         shard = do.shard
-        self._guests(keeper.node, parity=shard.parity is not None)[shard.rank, do.slot] = Content(
+        self._replicas(keeper.node, parity=shard.parity is not None)[shard.rank, do.slot] = Content(
             generation=shard.generation, history=0, rank=shard.rank
         )
         keeper.jobs.append(["fetch", 0, do])
@@ -59,13 +59,13 @@ class Storage(Trainers):
             or (job[2].shard.parity is not None) != do.parity
         ]
 
-    def do_FreeGuests(self, keeper: Keeper, do: m.FreeGuests) -> None:
-        guests = self._guests(keeper.node, parity=do.parity)
-        for key in [key for key in guests if key[0] == do.rank]:
-            del guests[key]
+    def do_FreeReplicas(self, keeper: Keeper, do: m.FreeReplicas) -> None:
+        replicas = self._replicas(keeper.node, parity=do.parity)
+        for key in [key for key in replicas if key[0] == do.rank]:
+            del replicas[key]
 
-    def _guests(self, node: int, *, parity: bool) -> dict[tuple[int, int], Content]:
-        return self.nodes[node].parities if parity else self.nodes[node].guests
+    def _replicas(self, node: int, *, parity: bool) -> dict[tuple[int, int], Content]:
+        return self.nodes[node].parities if parity else self.nodes[node].replicas
 
     def job_fetch(self, keeper: Keeper, job: list[Any]) -> Any:
         do: m.FetchShard = job[2]
@@ -87,7 +87,7 @@ class Storage(Trainers):
         if content is None:
             return self._fetch_failed(do, final=None in found or any(c.corrupt for c in pieces))
         parity = do.shard.parity is not None
-        self._guests(keeper.node, parity=parity)[do.shard.rank, do.slot] = content
+        self._replicas(keeper.node, parity=parity)[do.shard.rank, do.slot] = content
         assert content.shard is not None
         return m.ShardFetched(shard=content.shard)
 
@@ -131,7 +131,7 @@ class Storage(Trainers):
         there, wanted = self.nodes[source.node], source.shard
         if there.keeper is None or (node, source.node) in self.blocked:
             return None
-        contents = [*there.slots.items(), *there.guests.items()]
+        contents = [*there.slots.items(), *there.replicas.items()]
         if wanted.parity is not None:
             contents = list(there.parities.items())
         for (rank, _), content in contents:

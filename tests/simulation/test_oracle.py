@@ -17,13 +17,13 @@ def two_nodes() -> tuple[Simulation, Keeper]:
     world = Simulation(next(s for s in range(100) if len(Simulation(s).nodes) == 2), slots=2)
     world.world, world.nodes_of, world.disk.term = 2, (0, 1), 1
     for rank, node in enumerate(world.nodes):
-        for owner, contents in ((rank, node.slots), (1 - rank, node.guests)):
+        for owner, contents in ((rank, node.slots), (1 - rank, node.replicas)):
             content = Content(generation=SAVED, history=7, rank=owner, world=2, sealed=True)
             contents[owner, 0] = content  # type: ignore[index]
     keeper = world.start_keeper(world.nodes[0])
     keeper.coordinator.state.term, keeper.coordinator.state.nodes = 1, (0, 1)
-    keeper.coordinator.state.wards = {0: (1,), 1: (0,)}
-    world.oracle.wanted[SAVED], world.guest_losses = 0, 1
+    keeper.coordinator.state.replicated = {0: (1,), 1: (0,)}
+    world.oracle.wanted[SAVED], world.replica_losses = 0, 1
     keeper.back[1] = 1
     return world, keeper
 
@@ -31,7 +31,7 @@ def two_nodes() -> tuple[Simulation, Keeper]:
 def test_a_copy_that_a_keeper_came_back_without_is_missed() -> None:
     """It said so: a round that counts the copy all the same is wrong."""
     world, keeper = two_nodes()
-    world.nodes[1].guests.clear()
+    world.nodes[1].replicas.clear()
     with pytest.raises(Violation, match=r"without: \[\(0, 1\)\]"):
         world.promise_protected(keeper, m.CopiesEnded(generation=SAVED, protected=True))
 
@@ -48,7 +48,7 @@ def test_nobody_knows_of_a_flipped_bit_that_nobody_read(copied: bool) -> None:
         world.promise_protected(keeper, ended)
         assert not world.oracle.protected
     else:
-        world.nodes[1].guests.clear()
+        world.nodes[1].replicas.clear()
         with pytest.raises(Violation, match=r"without: \[\(0, 1\), \(1, 1\)\]"):
             world.promise_protected(keeper, ended)
 
@@ -60,7 +60,7 @@ def test_what_was_protected_goes_with_memory_where_nothing_newer_will_be(protect
     own = {(0, 0), (1, 1)}
     promise = Promise(world=2, copies=own, parities=own, sets=((frozenset({0, 1}), 1),))
     world.oracle.promise_protected(SAVED, promise)
-    keeper.coordinator.state.wards = {}
+    keeper.coordinator.state.replicated = {}
     keeper.coordinator.state.sets = (ParityRanks(ranks=(0, 1), losses=1),) if protects else ()
     world.promise_memory(keeper, m.MemoryCommitted(generation=SAVED, health="good"))
     assert bool(world.oracle.protected) is protects

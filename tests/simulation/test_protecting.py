@@ -43,7 +43,9 @@ def coming(cluster: Cluster, order: m.FetchShard, mark: int) -> None:
 
 def fetcher(cluster: Cluster, order: m.FetchShard) -> int:
     """The node that copies the shard of an order."""
-    return next(n for n, keeper in cluster.nodes.items() if order.shard.rank in keeper.state.wards)
+    return next(
+        n for n, keeper in cluster.nodes.items() if order.shard.rank in keeper.state.replicated
+    )
 
 
 def test_copies_that_come_one_by_one_are_waited_for() -> None:

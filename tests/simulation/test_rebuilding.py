@@ -196,7 +196,7 @@ def test_a_parity_that_cannot_be_made_ends_the_round() -> None:
 
 
 def test_a_node_that_comes_back_empty_is_rebuilt_and_protected_again() -> None:
-    """Node 1 is replaced: its rank is rebuilt in a guest slot, then read as memory."""
+    """Node 1 is replaced: its rank is rebuilt in a replica slot, then read as memory."""
     cluster = protecting()
     for order in cluster.take(m.FetchShard):
         encode(cluster, order)

@@ -56,7 +56,7 @@ class Trainers(World):
         node = self.nodes[keeper.node]
         content = node.slots[do.rank, do.slot]
         assert content is not None
-        node.guests[do.rank, do.guest_slot] = content
+        node.replicas[do.rank, do.replica_slot] = content
 
     def do_FreeSlots(self, keeper: Keeper, do: m.FreeSlots) -> None:
         slots = self.nodes[keeper.node].slots
@@ -198,7 +198,7 @@ class Trainers(World):
         there = self.nodes[place.node]
         if there.keeper is None or (asking, place.node) in self.blocked:
             return None
-        for content in (*there.slots.values(), *there.guests.values()):
+        for content in (*there.slots.values(), *there.replicas.values()):
             if content is not None and content.sealed and content.shard is not None:
                 said = content.shard
                 if (said.rank, said.root) == (place.shard.rank, place.shard.root):
@@ -221,7 +221,7 @@ class Trainers(World):
         if order.source.kind == "memory":
             key = (trainer.rank, order.source.slot or 0)
             node = self.nodes[trainer.node]
-            content = node.guests.get(key) if order.source.copied else node.slots.get(key)
+            content = node.replicas.get(key) if order.source.copied else node.slots.get(key)
         else:
             content = self.on_disk(trainer, order)
             if content is None and order.generation in self.oracle.durable:

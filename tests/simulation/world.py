@@ -83,7 +83,7 @@ class World:
         self.launch = ("L0", -1)
         self.launches = 0
         self.plan = 0
-        self.losses = self.guest_losses = 0
+        self.losses = self.replica_losses = 0
         self.peace = False
         self.flaky = rng.choice((0.0, 0.0, 0.03, 0.1))
         self.hangs = Random(f"hangs {seed}").choice((0.0, 0.0, 0.1, 0.5))
@@ -232,9 +232,9 @@ class World:
         if keeper.coordinator.state.nodes != self.nodes_of:
             return
         self.oracle.protections.add(generation)
-        wards, sets = keeper.coordinator.state.wards, keeper.coordinator.state.sets
+        replicated, sets = keeper.coordinator.state.replicated, keeper.coordinator.state.sets
         homes = keeper.coordinator.state.nodes
-        there = {(rank, node) for node, ranks in wards.items() for rank in ranks}
+        there = {(rank, node) for node, ranks in replicated.items() for rank in ranks}
         originals = [
             (rank, node)
             for rank, node in enumerate(homes)
@@ -269,13 +269,13 @@ class World:
 
     def lost_so_far(self) -> int:
         """Memory that was lost with processes or to bit flips."""
-        return self.losses + self.guest_losses
+        return self.losses + self.replica_losses
 
     def has_copy(self, rank: int, node: int, generation: Generation) -> bool:
         """A whole copy of that shard is on that node."""
         return any(
             content.generation == generation and content.sealed and not content.corrupt
-            for (owner, _), content in self.nodes[node].guests.items()
+            for (owner, _), content in self.nodes[node].replicas.items()
             if owner == rank
         )
 

@@ -133,11 +133,11 @@ class Keeper:
             lost=lambda gone: self.post(lambda: self._both(p.NodeLost(node=gone))),
             trouble=lambda what: self.post(lambda: self._degrade("control plane", what)),
             log=self._log,
-            opened=lambda secret, me, host: self._guests.open(secret, me, host),
+            opened=lambda secret, me, host: self._replicas.open(secret, me, host),
         )
         self._exchanges = KeeperExchanges(self._tell_trainer)
         self._windows = NodeWindows(self._copy_rate, self._journal.sent)
-        self._guests = ReplicaSlots(
+        self._replicas = ReplicaSlots(
             run_id=self._run_id, memory=self._memory, post=self.post, tell=self._node_event,
             address=self._peers.transfer_address, rate=self._copy_rate,
             restoring=lambda: self._protocol.state.phase == "restoring", log=self._log,
@@ -214,7 +214,7 @@ class Keeper:
         self._end_gathering()
         self._reading.close()
         self._kept.close()
-        self._guests.close()
+        self._replicas.close()
         self._peers.close()
         self._directory.spares.clear()
         self._journal.close()
@@ -522,7 +522,7 @@ class Keeper:
             return
         self._node_event(p.SlotsOutgrown(rank=trainer.rank))
         self._shards.leave(trainer.rank, sealed=True)
-        self._guests.overwritten(trainer.rank)
+        self._replicas.overwritten(trainer.rank)
         try:
             sharers = self._sharers(trainer.rank)
             if not self._memory.fits_whole(wanted, sharers=sharers):
@@ -650,22 +650,22 @@ class Keeper:
                     self.post(lambda: self._coordinator_event(withdrawn))
                     self._disk_failed(f"{self._directory.path}: the storage does not answer")
             case p.FetchShard():
-                self._guests.fetch(instruction)
+                self._replicas.fetch(instruction)
             case p.AbortFetch():
-                self._guests.abort(instruction)
-            case p.FreeGuests():
-                self._guests.free(instruction)
+                self._replicas.abort(instruction)
+            case p.FreeReplicas():
+                self._replicas.free(instruction)
             case p.KeepOutgrown():
-                self._guests.keep_outgrown(instruction)
+                self._replicas.keep_outgrown(instruction)
             case p.FreeSlots(rank=rank):
                 self._shards.leave(rank, sealed=True)
-                self._guests.overwritten(rank)
+                self._replicas.overwritten(rank)
                 self._memory.free(rank)
             case p.ServeShards():
                 self._end_gathering()
                 self._gathering = Gathering(
                     instruction, run_id=self._run_id, node=self._node, memory=self._memory,
-                    guests=self._guests,
+                    replicas=self._replicas,
                 )  # fmt: skip
             case p.AnnounceProtected(generation=generation, reason=reason):
                 self._protected(generation, reason)
@@ -761,7 +761,7 @@ class Keeper:
                 self._send(trainer, fence)
 
     def _grant(self, grant: p.GrantSlot) -> None:
-        self._guests.overwritten(grant.rank, grant.slot)
+        self._replicas.overwritten(grant.rank, grant.slot)
         self._shards.granted(grant)
         self._to_trainer(grant)
 
@@ -819,11 +819,11 @@ class Keeper:
                 continue
             memory = self._memory.of(rank)
             arena = memory.holding(order.generation, self._run_id)
-            guest = self._guests.holding(rank, order.generation)
+            replica = self._replicas.holding(rank, order.generation)
             if arena is not None and arena.fd is not None and rank != trainer.rank:
                 found[rank] = arena, memory.image_capacity
-            elif guest is not None:
-                found[rank] = guest.arena, guest.image_bytes
+            elif replica is not None:
+                found[rank] = replica.arena, replica.image_bytes
         lent = wire.NeighbourSlots(
             rank=trainer.rank, generation=order.generation, ranks=tuple(found),
             image_bytes=tuple(capacity for _, capacity in found.values()),
@@ -852,7 +852,7 @@ class Keeper:
             memory_committed=self._s.memory_committed,
             durable=self._s.durable,
             draining=self._leave_when_drained,
-            slots_bytes=self._memory.total_bytes + self._guests.total_bytes + gathered,
+            slots_bytes=self._memory.total_bytes + self._replicas.total_bytes + gathered,
             protected=self._s.protected,
             peers=self._peers.connected,
             claimed_by=self._s.claimed_by,

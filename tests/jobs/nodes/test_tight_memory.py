@@ -77,7 +77,7 @@ class Still:
 @pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_node_too_full_for_guests_trains_and_saves_on_and_is_protected_once_there_is_room(
+def test_a_node_too_full_for_replicas_trains_and_saves_on_and_is_protected_once_there_is_room(
     new_job: MakeJob,
 ) -> None:
     """Its keeper is in a group with a limit from the moment it has the slots of its own rank."""

@@ -1,4 +1,4 @@
-"""Parities in guest slots: made of the shards of other nodes, and what rebuilds a lost one.
+"""Parities in replica slots: made of the shards of other nodes, and what rebuilds a lost one.
 
 The image of a parity is its chunks and, from the next whole chunk on, the indexes of the members
 that it was made of, as JSON: whoever rebuilds a lost shard fetches its digests like any other

@@ -1,9 +1,9 @@
-"""What other nodes' shards are in this node's memory as: copies and parities in guest slots.
+"""What other nodes' shards are in this node's memory as: copies and parities in replica slots.
 
 Belongs to the keeper's loop, as `Shards` does: public methods run in its thread unless they say
 otherwise, and what threads of transfers see comes back through `post`.  A fetch makes its memory on
 a thread of its own (faulting gigabytes takes seconds) and is told where the other keepers listen.
-Everything that is sealed here, at home or as a guest, is lent to whoever asks for its root.
+Everything that is sealed here, at home or as a replica, is lent to whoever asks for its root.
 """
 
 import os
@@ -42,14 +42,14 @@ HELD_S = SILENCE_S / 3
 """Longest that the rate holds a chunk back; twice that is left for its way."""
 
 Key = tuple[int, int, bool]
-"""(rank, number, whether of its parity): a guest slot."""
+"""(rank, number, whether of its parity): a replica slot."""
 Home = tuple[What, bool, int, int]
-"""(what, whether it is a guest, rank, number): any slot that is lent."""
+"""(what, whether it is a replica, rank, number): any slot that is lent."""
 
 
 @dataclass(slots=True)
 class ReplicaSlot:
-    """One guest slot."""
+    """One replica slot."""
 
     arena: Arena
     image_bytes: int
@@ -69,7 +69,7 @@ SEVERAL = -1
 
 
 class ReplicaSlots:
-    """Guest slots by rank and number, and the transfers in both directions."""
+    """Replica slots by rank and number, and the transfers in both directions."""
 
     def __init__(
         self,
@@ -101,14 +101,14 @@ class ReplicaSlots:
         self._windows = windows
         self._copied = 0
         self._pool: TransferPool | None = None
-        self._guests: dict[Key, ReplicaSlot] = {}
+        self._replicas: dict[Key, ReplicaSlot] = {}
         self._fetches: dict[Key, ShardFetch] = {}
         self._sources: dict[Home, ImageSource] = {}
         """What is lent."""
         self._paced: tuple[float, Throttle] = (0.0, Unlimited())
         """(rate, gate): one for all who fetch from here at a time."""
         self._lock = threading.RLock()
-        """Of the guest slots between threads of fetches and the keeper's."""
+        """Of the replica slots between threads of fetches and the keeper's."""
 
     # ------------------------------------------------------------------ life
 
@@ -126,8 +126,8 @@ class ReplicaSlots:
 
     @property
     def total_bytes(self) -> int:
-        """Memory of all guest slots."""
-        return sum(guest.arena.nbytes for guest in list(self._guests.values()))
+        """Memory of all replica slots."""
+        return sum(replica.arena.nbytes for replica in list(self._replicas.values()))
 
     # ------------------------------------------------------------------ fetching
 
@@ -163,7 +163,7 @@ class ReplicaSlots:
         return None
 
     def bring_elsewhere(self, bringing: ShardFetch, memory: memoryview) -> None:
-        """Carries out a fetch into memory that is no guest slot; on any thread.
+        """Carries out a fetch into memory that is no replica slot; on any thread.
 
         Raises AutockptError.
         """
@@ -172,45 +172,45 @@ class ReplicaSlots:
         bringing.start(self._pool, memory, self._find)
 
     def abort(self, order: p.AbortFetch) -> None:
-        """Nothing writes into this guest slot when it returns."""
+        """Nothing writes into this replica slot when it returns."""
         bringing = self._fetches.pop((order.rank, order.slot, order.parity), None)
         if bringing is not None:
             bringing.abort(order.reason)
             self._abandon(bringing, order.reason)
 
-    def free(self, order: p.FreeGuests) -> None:
-        """Gives the memory of a rank's guest slots back."""
-        for key in [k for k in list(self._guests) if (k[0], k[2]) == (order.rank, order.parity)]:
+    def free(self, order: p.FreeReplicas) -> None:
+        """Gives the memory of a rank's replica slots back."""
+        for key in [k for k in list(self._replicas) if (k[0], k[2]) == (order.rank, order.parity)]:
             self._revoke(_home(key))
             with self._lock:
-                self._guests.pop(key).arena.close()
+                self._replicas.pop(key).arena.close()
 
     def _bring(self, bringing: ShardFetch) -> None:
         """On a thread of its own: memory, addresses, transfers."""
         try:
-            guest, pool = self._make(bringing), self._pool
-            if guest is None or pool is None:
+            replica, pool = self._make(bringing), self._pool
+            if replica is None or pool is None:
                 return
             rank = None if bringing.has_twin else self._by_device(bringing.order)
             if rank is None:
-                self._start(bringing, guest, pool)
+                self._start(bringing, replica, pool)
             else:
-                self._begin_exchange(bringing, guest, pool, rank)
+                self._begin_exchange(bringing, replica, pool, rank)
         except (AutockptError, OSError) as error:
             bringing.fail(str(error), final=True)
 
     def _start(
         self,
         bringing: ShardFetch,
-        guest: ReplicaSlot,
+        replica: ReplicaSlot,
         pool: TransferPool,
         otherwise: Callable[[str], None] | None = None,
     ) -> bool:
         """Begins the transfers of a fetch; False: it is over."""
         with self._lock:  # the memory is discarded under it, and its view is of no use then
-            if bringing.is_over() or guest.arena.fd is None:
+            if bringing.is_over() or replica.arena.fd is None:
                 return False
-            view = guest.arena.view[:]
+            view = replica.arena.view[:]
         return bringing.start(pool, view, self._find, otherwise)
 
     # ------------------------------------------------------------------ through the devices
@@ -223,27 +223,27 @@ class ReplicaSlots:
         return self._receiver(order.shard.rank)
 
     def _begin_exchange(
-        self, bringing: ShardFetch, guest: ReplicaSlot, pool: TransferPool, rank: int
+        self, bringing: ShardFetch, replica: ReplicaSlot, pool: TransferPool, rank: int
     ) -> None:
-        """Has a trainer receive into the guest slot; if it can not, host memory is asked."""
+        """Has a trainer receive into the replica slot; if it can not, host memory is asked."""
         shard = bringing.order.shard
         with self._lock:  # the memory is discarded under it
-            if bringing.is_over() or guest.arena.fd is None:
+            if bringing.is_over() or replica.arena.fd is None:
                 return
-            fd = os.dup(guest.arena.fd)
+            fd = os.dup(replica.arena.fd)
         try:
             exchange = self._exchanges.receive(rank, shard.rank, fd, shard.bytes, shard.chunk_bytes)
         except AutockptError as error:
-            self._from_host(bringing, guest, str(error))
+            self._from_host(bringing, replica, str(error))
             return
         bringing.exchange = exchange
         begun = self._start(
-            bringing, guest, pool, lambda reason: self._from_host(bringing, guest, reason)
+            bringing, replica, pool, lambda reason: self._from_host(bringing, replica, reason)
         )
         if not begun:  # nobody was asked to send, so nothing will be written
             self._exchanges.abandon(exchange, "it is not needed any more")
 
-    def _from_host(self, bringing: ShardFetch, guest: ReplicaSlot, reason: str) -> None:
+    def _from_host(self, bringing: ShardFetch, replica: ReplicaSlot, reason: str) -> None:
         """The exchange has failed; its trainer may still write, so the slot gets other memory."""
         # That a path is given up says the trainer whose it is; here it may be the end of the job.
         self._log(f"{_what(bringing.order)} not through the devices, from host memory: {reason}")
@@ -253,7 +253,7 @@ class ReplicaSlots:
         with self._lock:
             if bringing.is_over():
                 return
-            self._discard(bringing.order, guest)
+            self._discard(bringing.order, replica)
         try:
             made, pool = self._make(bringing), self._pool
             if made is not None and pool is not None:
@@ -267,16 +267,16 @@ class ReplicaSlots:
         if exchange is not None:
             self._exchanges.abandon(exchange, reason)
             with self._lock:
-                self._discard(bringing.order, self._guests.get(_key(bringing.order)))
+                self._discard(bringing.order, self._replicas.get(_key(bringing.order)))
 
-    def _discard(self, order: p.FetchShard, guest: ReplicaSlot | None) -> None:
-        if guest is not None and self._guests.get(_key(order)) is guest:
-            self._guests.pop(_key(order)).arena.close()
+    def _discard(self, order: p.FetchShard, replica: ReplicaSlot | None) -> None:
+        if replica is not None and self._replicas.get(_key(order)) is replica:
+            self._replicas.pop(_key(order)).arena.close()
 
     # ------------------------------------------------------------------ ends of fetches
 
     def _make(self, bringing: ShardFetch) -> ReplicaSlot | None:
-        """The guest slot of a fetch; memory of the right size is used again.
+        """The replica slot of a fetch; memory of the right size is used again.
 
         None when the fetch is over meanwhile.  Raises GuardError without headroom.
         """
@@ -285,16 +285,19 @@ class ReplicaSlots:
         with self._lock:
             if bringing.is_over():
                 return None
-            guest = self._guests.get(key)
+            replica = self._replicas.get(key)
             capacity = bringing.filling.image_bytes
-            if guest is not None and (guest.arena.nbytes, guest.image_bytes) == (size, capacity):
-                guest.clear()
+            if replica is not None and (replica.arena.nbytes, replica.image_bytes) == (
+                size,
+                capacity,
+            ):
+                replica.clear()
                 if spare:
                     require_headroom(spare, what=f"room for {_what(bringing.order)}")
-                return guest
+                return replica
         what = f"{_what(bringing.order)} ({format_bytes(size)})"
         require_headroom(size + spare, what=what)
-        name = f"autockpt-{'parity' if key[2] else 'guest'}-r{key[0]}-s{key[1]}"
+        name = f"autockpt-{'parity' if key[2] else 'replica'}-r{key[0]}-s{key[1]}"
         arena = Arena.create_shared(size, name=name)
         gather_pages([arena])
         made = ReplicaSlot(arena=arena, image_bytes=capacity)
@@ -302,9 +305,9 @@ class ReplicaSlots:
             if bringing.is_over():
                 arena.close()
                 return None
-            if guest is not None:
-                guest.arena.close()
-            self._guests[key] = made
+            if replica is not None:
+                replica.arena.close()
+            self._replicas[key] = made
         return made
 
     def _find(self, node: int) -> tuple[str, int]:
@@ -389,34 +392,34 @@ class ReplicaSlots:
         return True
 
     def keep_outgrown(self, order: p.KeepOutgrown) -> None:
-        """A slot that is about to be given back becomes a guest slot."""
+        """A slot that is about to be given back becomes a replica slot."""
         memory = self._memory.of(order.rank)
-        key = (order.rank, order.guest_slot, False)
+        key = (order.rank, order.replica_slot, False)
         self._revoke(_home(key))
         self.overwritten(order.rank, order.slot)
         with self._lock:
-            former = self._guests.pop(key, None)
+            former = self._replicas.pop(key, None)
             if former is not None:
                 former.arena.close()
             image_bytes = memory.image_capacity
-            self._guests[key] = ReplicaSlot(
+            self._replicas[key] = ReplicaSlot(
                 arena=memory.give_up(order.slot), image_bytes=image_bytes
             )
 
     # ------------------------------------------------------------------ lending
 
     def holding(self, rank: int, generation: Generation) -> ReplicaSlot | None:
-        """A guest slot that holds this shard, sealed."""
-        for home, _, index in self._guests_of(rank, "image"):
+        """A replica slot that holds this shard, sealed."""
+        for home, _, index in self._replicas_of(rank, "image"):
             if index.generation == generation and index.rank == rank:
-                return self._guests[rank, home[3], False]
+                return self._replicas[rank, home[3], False]
         return None
 
     def overwritten(self, rank: int, slot: int | None = None) -> None:
         """An own slot (None: all of a rank) is about to change: nobody reads it any more."""
-        for what, guest, owner, number in list(self._sources):
-            if not guest and owner == rank and slot in (None, number):
-                self._revoke((what, guest, owner, number))
+        for what, replica, owner, number in list(self._sources):
+            if not replica and owner == rank and slot in (None, number):
+                self._revoke((what, replica, owner, number))
 
     def _revoke(self, home: Home) -> None:
         source = self._sources.pop(home, None)
@@ -461,7 +464,7 @@ class ReplicaSlots:
         named = (self._run_id, want.generation, want.root)
         return [
             slot
-            for slot in (*own, *self._guests_of(want.rank, want.what))
+            for slot in (*own, *self._replicas_of(want.rank, want.what))
             if (slot[2].run_id, slot[2].generation, slot[2].root) == named
         ]
 
@@ -480,13 +483,13 @@ class ReplicaSlots:
         sealed = memory.sealed().items()
         return [(("image", False, rank, s), memory.slots[s], index) for s, index in sealed]
 
-    def _guests_of(self, rank: int, what: What) -> list[tuple[Home, Arena, ImageIndex]]:
+    def _replicas_of(self, rank: int, what: What) -> list[tuple[Home, Arena, ImageIndex]]:
         found = []
-        for key, guest in list(self._guests.items()):
+        for key, replica in list(self._replicas.items()):
             if (key[0], key[2]) == (rank, what == "parity") and key not in self._fetches:
-                index = guest.index()
+                index = replica.index()
                 if index is not None:
-                    found.append((_home(key), guest.arena, index))
+                    found.append((_home(key), replica.arena, index))
         return found
 
     def _gate(self) -> Throttle:

@@ -1,4 +1,4 @@
-"""One shard or parity on its way into a guest slot: its transfers, its one ending.
+"""One shard or parity on its way into a replica slot: its transfers, its one ending.
 
 What stands in the slot at the end differs (a copy, a parity, a shard that is rebuilt), how it comes
 does not: chunks of sealed images are fetched from several nodes at once, each verified, and when
@@ -61,7 +61,7 @@ class Part:
 
 
 class FetchTarget(Protocol):
-    """What a guest slot is filled with."""
+    """What a replica slot is filled with."""
 
     image_bytes: int
     """Most that the slot has to hold, its description left out."""
@@ -263,7 +263,7 @@ class ShardFetch:
 
     @property
     def slot_bytes(self) -> int:
-        """Memory of the guest slot."""
+        """Memory of the replica slot."""
         return self.filling.image_bytes + self._trailer_bytes
 
     @property

@@ -57,12 +57,12 @@ class Gathering:
         run_id: str,
         node: int,
         memory: MemoryTable,
-        guests: ReplicaSlots,
+        replicas: ReplicaSlots,
     ) -> None:
         self.attempt = (order.term, order.attempt)
         self._generation = order.generation
         self._run_id, self._node = run_id, node
-        self._memory, self._guests = memory, guests
+        self._memory, self._replicas = memory, replicas
         self._places: dict[int, list[p.ShardCopy]] = {}
         for place in order.places:
             self._places.setdefault(place.shard.rank, []).append(place)
@@ -131,11 +131,11 @@ class Gathering:
             for slot, index in memory.sealed().items():
                 if index.root in roots:
                     return memory.slots[slot], memory.image_capacity
-        guest = self._guests.holding(shard, self._generation)
-        described = None if guest is None else guest.index()
-        if guest is None or described is None or described.root not in roots:
+        replica = self._replicas.holding(shard, self._generation)
+        described = None if replica is None else replica.index()
+        if replica is None or described is None or described.root not in roots:
             return None
-        return guest.arena, guest.image_bytes
+        return replica.arena, replica.image_bytes
 
     def _of(self, shard: int, *, elsewhere: bool) -> _Fetched:
         """A shard that is fetched; anew and from another node if what came was damaged."""
@@ -216,7 +216,7 @@ class Gathering:
         )  # fmt: skip
         self._under_way[bringing] = ended
         try:
-            self._guests.bring_elsewhere(bringing, fetched.arena.view)
+            self._replicas.bring_elsewhere(bringing, fetched.arena.view)
             return ended.result(timeout=within_s)
         except TimeoutError:
             bringing.abort("it took too long")

@@ -1,10 +1,10 @@
 """The replicating part of the coordinator: rounds of copies, one generation at a time.
 
 A generation that is memory-committed survives the death of trainers, not of a node.  In a *round*
-every node fetches its wards' shards of one generation, or encodes parities of them; when all are
-sealed it is *protected*: as many nodes may be lost as the placement tolerates.  One round at a
-time, or two nodes would for ever hold copies of different generations.  A round that fails ends:
-what is protected stays so where there is room for it, and training never waits.
+every node fetches its replicated ranks' shards of one generation, or encodes parities of them.
+When all are sealed it is *protected*: as many nodes may be lost as the placement tolerates.  One
+round at a time, or two nodes would for ever hold copies of different generations.  A round that
+fails ends: what is protected stays so where there is room for it.  Training never waits.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -70,7 +70,7 @@ class Replicating:
     def place_copies(self) -> None:
         """Wards of every node, or parity sets, as all trainers of this incarnation want it."""
         state = self.state
-        state.wards, state.sets, state.holders = {}, (), {}
+        state.replicated, state.sets, state.holders = {}, (), {}
         state.copies_wanted, state.parities_wanted = state.world_size, 0
         first = state.attaches[min(state.attaches)]
         if first.redundancy.scheme == "none":
@@ -87,9 +87,9 @@ class Replicating:
         for cell in cells:
             for node in cell.members:
                 kept = sorted(r for other in cell.kept_by(node) for r in here.get(other, ()))
-                state.wards[node] = tuple(kept)
-        wards = {(rank, node) for node, ranks in state.wards.items() for rank in ranks}
-        state.copies_wanted = len(wards | set(enumerate(state.nodes)))
+                state.replicated[node] = tuple(kept)
+        replicated = {(rank, node) for node, ranks in state.replicated.items() for rank in ranks}
+        state.copies_wanted = len(replicated | set(enumerate(state.nodes)))
         state.parities_wanted = len({rank for ranks in state.holders.values() for rank in ranks})
 
     def _holders(self) -> dict[int, tuple[int, ...]]:
@@ -149,7 +149,7 @@ class Replicating:
             asked = state.round is not None and shard.rank in state.round.parities
             return asked and state.nodes[shard.rank] == node
         own = shard.rank < state.world_size and state.nodes[shard.rank] == node
-        return own or shard.rank in state.wards.get(node, ())
+        return own or shard.rank in state.replicated.get(node, ())
 
     def _is_original(self, copies: Round, shard: m.HeldShard) -> bool:
         """It has the content that its owners sealed, as far as that is known."""
@@ -189,7 +189,7 @@ class Replicating:
         state.broadcast(m.CopiesEnded(generation=generation, protected=False, reason=reason))
 
     def copies_lost(self, reason: str) -> None:
-        """The guest slots of a node are gone with its keeper: all are to be copied once more.
+        """The replica slots of a node are gone with its keeper: all are to be copied once more.
 
         What was protected is kept all the same, where it still is.
         """
@@ -225,10 +225,10 @@ class Replicating:
             return
         copies = state.round
         for node in state.every_node:
-            wards, holders = state.wards.get(node, ()), state.holders.get(node, ())
+            replicated, holders = state.replicated.get(node, ()), state.holders.get(node, ())
             wanted = m.CopiesWanted(
                 generation=copies.generation,
-                shards=tuple(copies.shards[rank] for rank in wards if rank in copies.shards),
+                shards=tuple(copies.shards[rank] for rank in replicated if rank in copies.shards),
                 parities=tuple(
                     copies.parities[rank] for rank in holders if rank in copies.parities
                 ),

@@ -431,7 +431,7 @@ class Restoring:
             parent_durable=self._is_sound_on_disk(parent),
             lineage=state.chain,
             memory_committed=state.memory_committed,
-            wards=state.wards.get(node, ()),
+            replicated=state.replicated.get(node, ()),
             holders=state.holders.get(node, ()),
             protected=state.protected or (parent if state.protects else None),
             durable=max(durable, default=None),

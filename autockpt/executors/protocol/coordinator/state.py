@@ -181,7 +181,7 @@ class CoordinatorState:
     verified: set[int] = field(default_factory=set)
     memory_committed: Generation | None = None
     """Newest healthy one that all ranks hold."""
-    wards: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    replicated: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """By node the ranks of other nodes whose shards it copies."""
     sets: tuple[ParityRanks, ...] = ()
     """Every rank in one of them, where memory is protected by parity."""
@@ -222,7 +222,7 @@ class CoordinatorState:
     @property
     def protects(self) -> bool:
         """Copies or parities are wanted at all."""
-        return bool(self.sets) or any(self.wards.values())
+        return bool(self.sets) or any(self.replicated.values())
 
     @property
     def incarnation(self) -> m.Incarnation | None:

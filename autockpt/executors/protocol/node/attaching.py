@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from autockpt.executors.protocol import messages as m
-from autockpt.executors.protocol.node.guest_slots import GuestSlots
+from autockpt.executors.protocol.node.replica_slots import ReplicaSlots
 from autockpt.executors.protocol.node.restoring import Restoring
 from autockpt.executors.protocol.node.saving import Saving
 from autockpt.executors.protocol.node.slots import Slots
@@ -15,10 +15,10 @@ class Attaching:
     """Admits trainers, replaces an incarnation, and notices losses."""
 
     def __init__(
-        self, state: NodeState, guest_slots: GuestSlots, saving: Saving, restoring: Restoring
+        self, state: NodeState, replica_slots: ReplicaSlots, saving: Saving, restoring: Restoring
     ) -> None:
         self.state = state
-        self.guest_slots = guest_slots
+        self.replica_slots = replica_slots
         self.saving = saving
         self.restoring = restoring
 
@@ -49,7 +49,7 @@ class Attaching:
 
     def _all_slots(self) -> Iterator[Slots]:
         yield from (local.slots for local in self.state.ranks.values())
-        yield from self.state.guests.values()
+        yield from self.state.replicas.values()
 
     def attach_refusal(self, event: m.TrainerAttached) -> str | None:
         """Rule 9, as far as this keeper can see; the refusal names the holder."""
@@ -86,7 +86,7 @@ class Attaching:
                 state.emit(fence)
         for key in list(state.persists):
             self.saving.abort_persist(key, reason)
-        self.guest_slots.abort_fetches(reason)
+        self.replica_slots.abort_fetches(reason)
         self._forget_incarnation()
         state.admission.admit(event)
         state.nodes, state.coordinator = event.nodes, min(event.nodes)
@@ -106,7 +106,7 @@ class Attaching:
             table.clear()
         state.memory_committed = state.durable = state.inventory_due = None
         state.protected = state.copying = state.announced = state.placed = None
-        state.wards = state.holders = ()
+        state.replicated = state.holders = ()
         state.plan_version = state.plan_apply_step = 0
         for local in state.ranks.values():
             state.ranks[local.rank] = LocalRank(rank=local.rank, slots=local.slots)
@@ -199,7 +199,7 @@ class Attaching:
             return
         for key in list(state.persists):
             self.saving.abort_persist(key, message.reason)
-        self.guest_slots.abort_fetches(message.reason)
+        self.replica_slots.abort_fetches(message.reason)
         for table in (state.unsettled, state.votes, state.drops):
             table.clear()
         for local in state.living():

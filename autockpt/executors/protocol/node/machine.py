@@ -16,8 +16,8 @@ from typing import Any
 from autockpt.executors.protocol import messages as m
 from autockpt.executors.protocol.deadlines import Deadlines
 from autockpt.executors.protocol.node.attaching import Attaching
-from autockpt.executors.protocol.node.guest_slots import GuestSlots
 from autockpt.executors.protocol.node.plan_change import PlanChange
+from autockpt.executors.protocol.node.replica_slots import ReplicaSlots
 from autockpt.executors.protocol.node.replicating import Replicating
 from autockpt.executors.protocol.node.restoring import Restoring
 from autockpt.executors.protocol.node.saving import Saving
@@ -28,7 +28,7 @@ from autockpt.executors.protocol.node.state import NodeState
 class NodeParts:
     """The class of each concern; the simulator swaps one to take a rule away."""
 
-    guest_slots: type[GuestSlots] = GuestSlots
+    replica_slots: type[ReplicaSlots] = ReplicaSlots
     replicating: type[Replicating] = Replicating
     saving: type[Saving] = Saving
     plan_change: type[PlanChange] = PlanChange
@@ -45,12 +45,12 @@ class NodeProtocol:
         """`node`: index of this node, until an incarnation says otherwise."""
         parts = parts or NodeParts()
         self.state = state = NodeState(node=node, deadlines=deadlines or Deadlines())
-        guests = parts.guest_slots(state)
-        replicating = parts.replicating(state, guests)
-        saving = parts.saving(state, guests, replicating)
+        replicas = parts.replica_slots(state)
+        replicating = parts.replicating(state, replicas)
+        saving = parts.saving(state, replicas, replicating)
         plans = parts.plan_change(state)
-        restoring = parts.restoring(state, guests, saving, plans)
-        attaching = parts.attaching(state, guests, saving, restoring)
+        restoring = parts.restoring(state, replicas, saving, plans)
+        attaching = parts.attaching(state, replicas, saving, restoring)
         self.saving, self.attaching = saving, attaching
         self._handlers: dict[type, Callable[[Any], None]] = {
             m.TrainerAttached: attaching.trainer_attached,
@@ -73,8 +73,8 @@ class NodeProtocol:
             m.DurableCommitted: saving.durable_committed,
             m.GenerationDropped: saving.generation_dropped,
             m.PersistWanted: saving.persist_wanted,
-            m.SlotsOutgrown: guests.outgrown,
-            m.ShardComing: guests.shard_coming,
+            m.SlotsOutgrown: replicas.outgrown,
+            m.ShardComing: replicas.shard_coming,
             m.CopiesWanted: replicating.copies_wanted,
             m.CopiesEnded: replicating.copies_ended,
             m.InventoryWanted: restoring.inventory_wanted,

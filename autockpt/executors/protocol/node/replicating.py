@@ -5,8 +5,8 @@ begins a round, counts the copies, and ends it.
 """
 
 from autockpt.executors.protocol import messages as m
-from autockpt.executors.protocol.node.guest_slots import GuestSlots
-from autockpt.executors.protocol.node.state import LocalRank, NodeState, guest_of
+from autockpt.executors.protocol.node.replica_slots import ReplicaSlots
+from autockpt.executors.protocol.node.state import LocalRank, NodeState, replica_of
 from autockpt.values.generation import Generation
 
 FEW_SLOTS = 2
@@ -16,9 +16,9 @@ FEW_SLOTS = 2
 class Replicating:
     """Takes part in the rounds of copies."""
 
-    def __init__(self, state: NodeState, guest_slots: GuestSlots) -> None:
+    def __init__(self, state: NodeState, replica_slots: ReplicaSlots) -> None:
         self.state = state
-        self.guest_slots = guest_slots
+        self.replica_slots = replica_slots
 
     def copies_wanted(self, message: m.CopiesWanted) -> None:
         """Keep what we have of this generation, and fetch what we should have."""
@@ -31,7 +31,7 @@ class Replicating:
         state.copying = generation
         for shard in (*message.shards, *message.parities):
             fits = (shard.generation, shard.world_size) == (generation, len(state.nodes))
-            if fits and self.guest_slots.is_wanted(guest_of(shard)):
+            if fits and self.replica_slots.is_wanted(replica_of(shard)):
                 self._have(shard)
         for local in state.ranks.values():
             if local.attach is not None:
@@ -39,7 +39,7 @@ class Replicating:
 
     def _report_original(self, local: LocalRank, generation: Generation) -> None:
         """The original counts as a copy: it may have been overwritten before we were asked."""
-        copies = self.guest_slots.guests_of((local.rank, False))
+        copies = self.replica_slots.replicas_of((local.rank, False))
         slot = local.slots.sealed(generation) or copies.sealed(generation)
         if slot is not None and slot.shard is not None:
             self.state.tell(m.CopySealed(shard=slot.shard))
@@ -50,27 +50,27 @@ class Replicating:
     def _have(self, shard: m.HeldShard) -> None:
         """Say that it is here, or begin to bring it here."""
         state = self.state
-        guest, generation = guest_of(shard), shard.generation
-        here, fetch = self._sealed_guest(shard), state.fetches.get(guest)
+        replica, generation = replica_of(shard), shard.generation
+        here, fetch = self._sealed_replica(shard), state.fetches.get(replica)
         if here is not None:
             state.tell(m.CopySealed(shard=here))
         elif fetch is None or fetch.generation != generation:
-            self.guest_slots.abort_fetch(guest, f"{generation} is wanted")
-            slot = self.guest_slots.choose_guest_slot(guest)
+            self.replica_slots.abort_fetch(replica, f"{generation} is wanted")
+            slot = self.replica_slots.choose_replica_slot(replica)
             if slot is not None:
-                self.guest_slots.begin_fetch(shard, self._sources(shard), slot)
+                self.replica_slots.begin_fetch(shard, self._sources(shard), slot)
                 return
-            reason = "no guest slot is free"
+            reason = "no replica slot is free"
             state.tell(m.CopyFailed(owner=shard.rank, generation=generation, reason=reason))
         elif fetch.mark:
-            rank, parity = guest
+            rank, parity = replica
             state.tell(
                 m.CopyComing(owner=rank, generation=generation, mark=fetch.mark, parity=parity)
             )
 
-    def _sealed_guest(self, shard: m.HeldShard) -> m.HeldShard | None:
+    def _sealed_replica(self, shard: m.HeldShard) -> m.HeldShard | None:
         """The copy, or the parity of the very same shards."""
-        held = self.guest_slots.guests_of(guest_of(shard)).held()
+        held = self.replica_slots.replicas_of(replica_of(shard)).held()
         fits = (h for h in held if h.generation == shard.generation and h.parity == shard.parity)
         return next(fits, None)
 
@@ -96,7 +96,7 @@ class Replicating:
             self._protect(generation)
         else:
             self._copies_failed(generation, message.reason)
-        self.guest_slots.free_guests()
+        self.replica_slots.free_replicas()
 
     def _protect(self, generation: Generation) -> None:
         state = self.state
@@ -109,8 +109,8 @@ class Replicating:
     def _copies_failed(self, generation: Generation, reason: str) -> None:
         """Where a rank has few slots what is kept would leave none: saving goes first."""
         state = self.state
-        for guest in [g for g, fetch in state.fetches.items() if fetch.generation == generation]:
-            self.guest_slots.abort_fetch(guest, reason)
+        for replica in [g for g, fetch in state.fetches.items() if fetch.generation == generation]:
+            self.replica_slots.abort_fetch(replica, reason)
         if any(local.slots.usable == FEW_SLOTS for local in state.ranks.values()):
             self.unprotect(reason)
         elif state.announced is not None or state.protected is None:

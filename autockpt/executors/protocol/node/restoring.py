@@ -6,11 +6,11 @@ Trainers of a node read when all shards that the node fetches or rebuilds are co
 from collections.abc import Iterator
 
 from autockpt.executors.protocol import messages as m
-from autockpt.executors.protocol.node.guest_slots import GuestSlots
 from autockpt.executors.protocol.node.plan_change import PlanChange
+from autockpt.executors.protocol.node.replica_slots import ReplicaSlots
 from autockpt.executors.protocol.node.saving import Saving
 from autockpt.executors.protocol.node.slots import Slots
-from autockpt.executors.protocol.node.state import LocalRank, NodeState, guest_of
+from autockpt.executors.protocol.node.state import LocalRank, NodeState, replica_of
 from autockpt.values.generation import Generation
 
 
@@ -18,10 +18,10 @@ class Restoring:
     """From the inventory to the moment the trainers of this node go on."""
 
     def __init__(
-        self, state: NodeState, guest_slots: GuestSlots, saving: Saving, plan_change: PlanChange
+        self, state: NodeState, replica_slots: ReplicaSlots, saving: Saving, plan_change: PlanChange
     ) -> None:
         self.state = state
-        self.guest_slots = guest_slots
+        self.replica_slots = replica_slots
         self.saving = saving
         self.plan_change = plan_change
 
@@ -62,7 +62,7 @@ class Restoring:
             held=tuple(shard for slots in self._shard_slots() for shard in slots.held()),
             parities=tuple(
                 parity
-                for (_, of_parity), slots in state.guests.items()
+                for (_, of_parity), slots in state.replicas.items()
                 if of_parity
                 for parity in slots.held()
             ),
@@ -77,7 +77,7 @@ class Restoring:
 
     def _shard_slots(self) -> Iterator[Slots]:
         yield from (local.slots for local in self.state.ranks.values())
-        yield from (slots for (_, of_parity), slots in self.state.guests.items() if not of_parity)
+        yield from (slots for (_, of_parity), slots in self.state.replicas.items() if not of_parity)
 
     # ------------------------------------------------------------------ orders
 
@@ -125,13 +125,15 @@ class Restoring:
         source = order.source
         if source.kind == "memory":
             slots = (
-                self.guest_slots.guests_of((local.rank, False)) if source.copied else local.slots
+                self.replica_slots.replicas_of((local.rank, False))
+                if source.copied
+                else local.slots
             )
             for slot in slots.slots:
                 if slot.index == source.slot:
                     slot.worthless = worthless
         elif source.brought:
-            brought = self.guest_slots.guests_of((local.rank, False)).sealed(order.generation)
+            brought = self.replica_slots.replicas_of((local.rank, False)).sealed(order.generation)
             if brought is not None:
                 brought.worthless = worthless
 
@@ -154,22 +156,22 @@ class Restoring:
         shard = order.source.shard
         named = shard is not None and shard.rank == order.rank
         if not named or not self._bring(order.source, order.generation):
-            self._no_copy(order, "no guest slot is free" if named else "no shard is named")
+            self._no_copy(order, "no replica slot is free" if named else "no shard is named")
 
     def _bring(self, source: m.ShardSource, generation: Generation) -> bool:
         """It is or will be here, maybe since an earlier attempt; False: there is no slot for it."""
         shard = source.shard
         if shard is None or shard.generation != generation:
             return False
-        guest = guest_of(shard)
-        fetch = self.state.fetches.get(guest)
+        replica = replica_of(shard)
+        fetch = self.state.fetches.get(replica)
         under_way = fetch is not None and fetch.sources == source.brought
-        if self.guest_slots.copy_of(shard.rank, generation) is not None or under_way:
+        if self.replica_slots.copy_of(shard.rank, generation) is not None or under_way:
             return True
-        self.guest_slots.abort_fetch(guest, "another source was chosen")
-        slot = self.guest_slots.choose_guest_slot(guest)
+        self.replica_slots.abort_fetch(replica, "another source was chosen")
+        slot = self.replica_slots.choose_replica_slot(replica)
         if slot is not None:
-            self.guest_slots.begin_fetch(shard, source.brought, slot)
+            self.replica_slots.begin_fetch(shard, source.brought, slot)
         return slot is not None
 
     def shards_placed(self, message: m.ShardsPlaced) -> None:
@@ -193,30 +195,30 @@ class Restoring:
         """The shard is complete: it counts as a copy, or a rank can be restored from it."""
         state = self.state
         shard = event.shard
-        guest = guest_of(shard)
-        fetch = state.fetches.get(guest)
+        replica = replica_of(shard)
+        fetch = state.fetches.get(replica)
         if fetch is None or (fetch.slot, fetch.generation) != (shard.slot, shard.generation):
             state.stale(event)
             return
-        del state.fetches[guest]
-        for slot in state.guests[guest].slots:
+        del state.fetches[replica]
+        for slot in state.replicas[replica].slots:
             if slot.state == "sealed" and slot.generation == shard.generation:
                 slot.worthless = True  # of another set: one of each generation is enough
-        state.guests[guest].slots[shard.slot].seal(shard)
-        if self.guest_slots.is_wanted(guest):
+        state.replicas[replica].slots[shard.slot].seal(shard)
+        if self.replica_slots.is_wanted(replica):
             state.tell(m.CopySealed(shard=shard))
         self.release_orders()
 
     def fetch_failed(self, event: m.FetchFailed) -> None:
         """Tried again when the coordinator asks again; a restore looks for another source."""
         state = self.state
-        guest = (event.rank, event.parity)
-        fetch = state.fetches.get(guest)
+        replica = (event.rank, event.parity)
+        fetch = state.fetches.get(replica)
         if fetch is None or (fetch.slot, fetch.generation) != (event.slot, event.generation):
             state.stale(event)
             return
-        del state.fetches[guest]
-        state.guests[guest].slots[event.slot].clear()
+        del state.fetches[replica]
+        state.replicas[replica].slots[event.slot].clear()
         waiting = [] if event.parity else self._waiting(event.rank, event.generation)
         for order in waiting:
             self._no_copy(order, event.reason)
@@ -230,7 +232,7 @@ class Restoring:
         ranks = self._rebuilt_for(order) or ()
         for rank in ranks:
             if (
-                self.guest_slots.copy_of(rank, order.generation) is None
+                self.replica_slots.copy_of(rank, order.generation) is None
                 and (rank, False) not in self.state.fetches
             ):
                 self._no_copy(order, f"the shard of rank {rank} could not be rebuilt here")
@@ -252,7 +254,8 @@ class Restoring:
         if order.source.kind == "gather":
             return self._is_placed(order)
         return all(
-            self.guest_slots.copy_of(rank, order.generation) is not None for rank in order.fetching
+            self.replica_slots.copy_of(rank, order.generation) is not None
+            for rank in order.fetching
         )
 
     def _is_placed(self, order: m.RestoreOrdered) -> bool:
@@ -260,7 +263,7 @@ class Restoring:
         ranks = self._rebuilt_for(order)
         if ranks is None:
             return False
-        return all(self.guest_slots.copy_of(rank, order.generation) is not None for rank in ranks)
+        return all(self.replica_slots.copy_of(rank, order.generation) is not None for rank in ranks)
 
     def _rebuilt_for(self, order: m.RestoreOrdered) -> list[int] | None:
         """Ranks whose shards this node rebuilds for all that gather; None: not known yet."""
@@ -273,7 +276,7 @@ class Restoring:
     def _read(self, order: m.RestoreOrdered) -> m.RestoreShard:
         """Return the trainer's instruction: a fetched shard is memory of this node."""
         source = order.source
-        copy = self.guest_slots.copy_of(order.rank, order.generation) if source.brought else None
+        copy = self.replica_slots.copy_of(order.rank, order.generation) if source.brought else None
         if copy is not None:
             source = m.ShardSource(
                 kind="memory", slot=copy.slot, copied=True, rebuilt=source.kind == "parity",
@@ -332,7 +335,7 @@ class Restoring:
         state.term, state.chain = message.term, message.lineage
         state.memory_committed = message.memory_committed
         state.durable = message.durable or (message.parent if message.parent_durable else None)
-        state.wards, state.holders = message.wards, message.holders
+        state.replicated, state.holders = message.replicated, message.holders
         state.protected = message.protected
         if message.plan_version > state.plan_version:
             state.plan_version, state.plan_apply_step = (

@@ -1,7 +1,7 @@
 """The saving half of a keeper's protocol: slots, seals, shard files and votes of its ranks."""
 
 from autockpt.executors.protocol import messages as m
-from autockpt.executors.protocol.node.guest_slots import GuestSlots
+from autockpt.executors.protocol.node.replica_slots import ReplicaSlots
 from autockpt.executors.protocol.node.replicating import Replicating
 from autockpt.executors.protocol.node.slots import Slot
 from autockpt.executors.protocol.node.state import Key, LocalRank, NodeState, Persist
@@ -11,9 +11,11 @@ from autockpt.values.generation import Generation
 class Saving:
     """Grants slots, counts seals and files, votes, and carries out the coordinator's verdicts."""
 
-    def __init__(self, state: NodeState, guest_slots: GuestSlots, replicating: Replicating) -> None:
+    def __init__(
+        self, state: NodeState, replica_slots: ReplicaSlots, replicating: Replicating
+    ) -> None:
         self.state = state
-        self.guest_slots = guest_slots
+        self.replica_slots = replica_slots
         self.replicating = replicating
 
     # ------------------------------------------------------------------ rules
@@ -27,7 +29,7 @@ class Saving:
             return True
         if slot.passed:
             return not self.is_on_its_way((local.rank, held))
-        if self.guest_slots.is_kept(held) and local.slots.usable > 1:
+        if self.replica_slots.is_kept(held) and local.slots.usable > 1:
             return False
         newer = self.state.memory_committed
         if newer is not None and newer > held and local.slots.sealed(newer) is not None:
@@ -283,14 +285,14 @@ class Saving:
             state.memory_committed = generation
         if news:
             state.emit(m.AnnounceMemoryCommitted(generation=generation))
-        self.guest_slots.free_guests()
+        self.replica_slots.free_replicas()
 
     def doubt(self, generation: Generation) -> None:
         """Rule 16: it will never be chosen by itself, so it displaces nothing, and may go."""
         state = self.state
         for slots in (
             *(local.slots for local in state.ranks.values()),
-            *state.guests.values(),
+            *state.replicas.values(),
         ):
             slot = slots.sealed(generation)
             if slot is not None:

@@ -13,8 +13,8 @@ from autockpt.values.generation import Generation
 
 Key = tuple[int, Generation]
 """(rank, generation)."""
-Guest = tuple[int, bool]
-"""(rank, whether it is the parity that the rank holds): what guest slots are for."""
+Replica = tuple[int, bool]
+"""(rank, whether it is the parity that the rank holds): what replica slots are for."""
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Persist:
 
 @dataclass(slots=True, kw_only=True)
 class Fetch:
-    """A shard or parity on its way from other nodes into a guest slot."""
+    """A shard or parity on its way from other nodes into a replica slot."""
 
     slot: int
     generation: Generation
@@ -66,7 +66,7 @@ class LocalRank:
     """Prepared and without a verdict: the trainer holds."""
 
 
-def guest_of(shard: m.HeldShard) -> Guest:
+def replica_of(shard: m.HeldShard) -> Replica:
     """Return the rank, and which of its two kinds of copies it is."""
     return shard.rank, shard.parity is not None
 
@@ -94,13 +94,13 @@ class NodeState:
     durable: Generation | None = None
     unsettled: dict[Key, None] = field(default_factory=dict)
     """Sealed here, no verdict yet (an ordered set)."""
-    wards: tuple[int, ...] = ()
+    replicated: tuple[int, ...] = ()
     """Ranks of other nodes whose shards are copied here."""
     holders: tuple[int, ...] = ()
     """Ranks of this node that hold a parity."""
-    guests: dict[Guest, Slots] = field(default_factory=dict)
+    replicas: dict[Replica, Slots] = field(default_factory=dict)
     """What was fetched from other nodes, or made of it."""
-    fetches: dict[Guest, Fetch] = field(default_factory=dict)
+    fetches: dict[Replica, Fetch] = field(default_factory=dict)
     placed: m.ShardsPlaced | None = None
     """Where the shards are that ranks of this node gather."""
     copying: Generation | None = None

@@ -14,7 +14,7 @@ from autockpt.executors.linux.memory import Arena
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.restore.gathered_source import LentSource, farthest, gathered_shards
 from autockpt.values.errors import CorruptCheckpointError, GuardError
-from tests.unit.executors.keeper.replication.test_guests import (
+from tests.unit.executors.keeper.replication.test_replica_slots import (
     Node,
     nodes,
     protect,
@@ -64,7 +64,7 @@ def gathering(
         term=2, attempt=1, generation=GENERATION, places=tuple(places), rebuilt=rebuilt
     )
     node = nodes[at]
-    made = Gathering(order, run_id=RUN, node=at, memory=node.memory, guests=node.guests)
+    made = Gathering(order, run_id=RUN, node=at, memory=node.memory, replicas=node.replicas)
     yield Reader(nodes, made)
     made.close()
 
@@ -75,8 +75,8 @@ def home(node: Node) -> p.ShardCopy:
 
 
 def copy_to(nodes: dict[int, Node], at: int, rank: int) -> p.ShardCopy:
-    """A copy in a guest slot."""
-    nodes[at].guests.fetch(
+    """A copy in a replica slot."""
+    nodes[at].replicas.fetch(
         p.FetchShard(shard=nodes[rank].shard, sources=(home(nodes[rank]),), slot=0)
     )
     run(nodes, lambda: bool(nodes[at].told))
@@ -109,7 +109,7 @@ def test_a_rank_gets_the_chunks_that_it_asks_for_and_no_others(nodes: dict[int, 
 def test_a_node_that_is_gone_is_passed_over(nodes: dict[int, Node]) -> None:
     """Its partner has the same bytes."""
     places = [home(nodes[1]), copy_to(nodes, 2, 1)]
-    nodes[1].guests.close()
+    nodes[1].replicas.close()
     for turn in (0, 3):  # whom they ask first differs
         with gathering(nodes, turn, places) as reader:
             lent = LentSource(reader, 1, GENERATION)
@@ -136,7 +136,7 @@ def test_what_is_rebuilt_meanwhile_is_waited_for(nodes: dict[int, Node]) -> None
     nodes.pop(1).close()
     with gathering(nodes, 0, [p.ShardCopy(node=2, shard=shard)], rebuilt=(1,)) as reader:
         number = reader.want(1, (4,), elsewhere=False)
-        nodes[2].guests.fetch(order)
+        nodes[2].replicas.fetch(order)
         lent, arena = reader.take(number)
         assert lent.node == 2
         assert bytes(arena.view[4 * CHUNK : 5 * CHUNK]) == image

@@ -1,4 +1,4 @@
-"""Copies through emulated devices: two keepers' guest slots and their trainers in one process."""
+"""Copies through emulated devices: two keepers' replica slots and their trainers in one process."""
 
 import os
 import queue
@@ -12,7 +12,7 @@ import pytest
 from autockpt.executors.keeper import wire
 from autockpt.executors.keeper.client.device_transfers import Exchanges
 from autockpt.executors.keeper.replication import device_transfers as of_keepers
-from autockpt.executors.keeper.replication import replica_slots as guests_module
+from autockpt.executors.keeper.replication import replica_slots as replicas_module
 from autockpt.executors.keeper.replication.device_transfers import KeeperExchanges
 from autockpt.executors.keeper.replication.replica_slots import ReplicaSlots
 from autockpt.executors.keeper.replication.shard_fetch import ShardFetch
@@ -38,7 +38,7 @@ NBYTES = 40 * CHUNK + 9
 
 
 class Node:
-    """A keeper's guest slots, and the trainer of its one rank with a sealed shard."""
+    """A keeper's replica slots, and the trainer of its one rank with a sealed shard."""
 
     def __init__(self, rank: int, peers: dict[int, "Node"], links: DeviceLinks | None) -> None:
         self.rank, self.peers = rank, peers
@@ -66,14 +66,14 @@ class Node:
             degraded=self.warned.append,
         )  # fmt: skip
         self.exchanges = KeeperExchanges(self._to_trainer)
-        self.guests = ReplicaSlots(
+        self.replicas = ReplicaSlots(
             run_id=RUN, memory=self.memory, post=self.posted.put, tell=self._tell,
             address=lambda node: (HOST, self.peers[node].port), rate=lambda: self.rate,
             restoring=lambda: False, copied=lambda *said: self.copied.append(said[-1]),
             receiver=lambda _: self.rank, exchanges=self.exchanges,
             log=self.logged.append,
         )  # fmt: skip
-        self.port = self.guests.open(SECRET, identity(rank), HOST)
+        self.port = self.replicas.open(SECRET, identity(rank), HOST)
         peers[rank] = self
 
     def _tell(self, event: Any) -> None:
@@ -101,20 +101,20 @@ class Node:
             chunk_bytes=CHUNK,
         )  # fmt: skip
         sources = (p.ShardCopy(node=other, shard=shard),)
-        self.guests.fetch(p.FetchShard(shard=shard, slot=slot, sources=sources))
+        self.replicas.fetch(p.FetchShard(shard=shard, slot=slot, sources=sources))
 
     def holds(self, other: int) -> bool:
         """The copy is here, to the bit."""
-        guest = self.guests.holding(other, GENERATION)
-        return guest is not None and guest.arena.view[:NBYTES] == self.peers[other].image.view
+        replica = self.replicas.holding(other, GENERATION)
+        return replica is not None and replica.arena.view[:NBYTES] == self.peers[other].image.view
 
     def close(self) -> None:
         """Ends all."""
-        self.guests.close()
+        self.replicas.close()
         for memory in self.memory.ranks.values():
             memory.close_slots()
         for rank in range(2):
-            self.guests.free(p.FreeGuests(rank=rank))
+            self.replicas.free(p.FreeReplicas(rank=rank))
 
 
 Make = Callable[..., dict[int, Node]]
@@ -177,7 +177,7 @@ def test_the_rate_of_the_plan_is_kept(make: Make) -> None:
 
 def test_an_exchange_that_goes_on_is_told(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The keeper does not see the bytes, and knows that it has not ended."""
-    monkeypatch.setattr(guests_module, "COMING_S", 0.0)
+    monkeypatch.setattr(replicas_module, "COMING_S", 0.0)
     nodes = make()
     nodes[0].rate = 100.0 * CHUNK
     nodes[1].fetch(0)
@@ -220,7 +220,7 @@ def test_bytes_that_rot_on_the_way_are_not_sealed(make: Make) -> None:
     run(nodes, lambda: bool(nodes[1].told))
     (failed,) = nodes[1].told
     assert isinstance(failed, p.FetchFailed)
-    assert nodes[1].guests.holding(0, GENERATION) is None
+    assert nodes[1].replicas.holding(0, GENERATION) is None
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.02, 0.4])
@@ -231,16 +231,16 @@ def test_an_aborted_fetch_leaves_its_memory_to_the_trainer(make: Make, pause_s: 
     node.fetch(0)
     until = time.monotonic() + pause_s
     run(nodes, lambda: time.monotonic() > until)
-    former = node.guests._guests.get((0, 0, False))
-    exchanging = any(b.exchange is not None for b in node.guests._fetches.values())
+    former = node.replicas._replicas.get((0, 0, False))
+    exchanging = any(b.exchange is not None for b in node.replicas._fetches.values())
     assert exchanging or pause_s < 0.4
-    node.guests.abort(p.AbortFetch(rank=0, generation=GENERATION, slot=0, reason="test"))
+    node.replicas.abort(p.AbortFetch(rank=0, generation=GENERATION, slot=0, reason="test"))
     node.fetch(0)
     run(nodes, lambda: bool(node.told))
     assert [type(answer) for answer in node.told] == [p.ShardFetched]
     assert node.holds(0)
     if exchanging:
-        assert node.guests._guests[0, 0, False] is not former
+        assert node.replicas._replicas[0, 0, False] is not former
     later = time.monotonic() + 0.3
     run(nodes, lambda: time.monotonic() > later)
     assert node.holds(0)
@@ -258,7 +258,7 @@ def test_a_fetch_that_is_aborted_as_it_starts_ends_quietly(
     monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(args.exc_value))
 
     def abort() -> None:
-        node.guests.abort(p.AbortFetch(rank=0, generation=GENERATION, slot=0, reason="test"))
+        node.replicas.abort(p.AbortFetch(rank=0, generation=GENERATION, slot=0, reason="test"))
 
     def start(fetch: ShardFetch, *words: Any) -> bool:
         started.append(fetch)
@@ -271,9 +271,9 @@ def test_a_fetch_that_is_aborted_as_it_starts_ends_quietly(
             abort()
         return real_find(other)
 
-    real_start, real_find = ShardFetch.start, node.guests._find
+    real_start, real_find = ShardFetch.start, node.replicas._find
     monkeypatch.setattr(ShardFetch, "start", start)
-    monkeypatch.setattr(node.guests, "_find", find)
+    monkeypatch.setattr(node.replicas, "_find", find)
     node.fetch(0)
     run(nodes, lambda: bool(started) and started[0].is_over())
     node.fetch(0)
@@ -286,7 +286,7 @@ def test_a_trainer_that_dies_ends_its_exchanges(make: Make) -> None:
     """At once; the copy comes from host memory."""
     nodes = make(DeviceLinks(interface="lo", bytes_per_s=10.0 * CHUNK))
     nodes[1].fetch(0)
-    run(nodes, lambda: any(b.exchange is not None for b in nodes[1].guests._fetches.values()))
+    run(nodes, lambda: any(b.exchange is not None for b in nodes[1].replicas._fetches.values()))
     nodes[1].exchanges.trainer_gone(1)
     run(nodes, lambda: bool(nodes[1].told))
     assert nodes[1].holds(0)
@@ -300,13 +300,13 @@ def test_an_own_slot_that_is_used_again_is_not_sent(make: Make) -> None:
     nodes[1].fetch(0)
     run(nodes, lambda: bool(nodes[0].exchanges._under_way))
     began = time.monotonic()
-    nodes[0].guests.overwritten(0, 0)
+    nodes[0].replicas.overwritten(0, 0)
     assert time.monotonic() - began < 0.5
     nodes[0].memory.of(0).clear(0)
     run(nodes, lambda: bool(nodes[1].told))
     (failed,) = nodes[1].told
     assert isinstance(failed, p.FetchFailed)
-    assert nodes[1].guests.holding(0, GENERATION) is None
+    assert nodes[1].replicas.holding(0, GENERATION) is None
 
 
 @pytest.fixture(autouse=True)

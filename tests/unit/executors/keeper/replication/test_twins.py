@@ -8,7 +8,7 @@ import pytest
 from autockpt.executors.image.container import chunk_digest
 from autockpt.executors.keeper.wire import SlotsWanted
 from autockpt.executors.protocol import messages as p
-from tests.unit.executors.keeper.replication.test_guests import Node, run
+from tests.unit.executors.keeper.replication.test_replica_slots import Node, run
 from tests.unit.executors.network.transfer.ends import CHUNK
 
 NBYTES = 6 * CHUNK + 77
@@ -23,7 +23,7 @@ class Replica(Node):
         super().__init__(rank, peers, empty=True)
         self.came: list[int] = []
         image, index = self.image, self.image.index
-        self.guests._tell_copied = lambda *a: self.came.append(a[2])
+        self.replicas._tell_copied = lambda *a: self.came.append(a[2])
         image.view[:] = bytes((7 * n) % 251 for n in range(NBYTES))
         for number in OWN:
             image.view[number * CHUNK] = rank
@@ -40,7 +40,9 @@ class Replica(Node):
 @pytest.fixture
 def replicas(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, Node]]:
     """Two nodes of a job whose state stands on each of them."""
-    monkeypatch.setattr("tests.unit.executors.keeper.replication.test_guests.SIZES", (NBYTES,) * 2)
+    monkeypatch.setattr(
+        "tests.unit.executors.keeper.replication.test_replica_slots.SIZES", (NBYTES,) * 2
+    )
     peers: dict[int, Node] = {}
     for rank in range(2):
         Replica(rank, peers)
@@ -54,12 +56,12 @@ def copy(replicas: dict[int, Node]) -> Replica:
     here, there = replicas[1], replicas[0]
     assert isinstance(here, Replica)
     shard = there.shard
-    here.guests.fetch(
+    here.replicas.fetch(
         p.FetchShard(shard=shard, slot=0, sources=(p.ShardCopy(node=0, shard=shard),))
     )
     run(replicas, lambda: bool(here.told))
     assert isinstance(here.told[0], p.ShardFetched), here.told
-    (_, arena, index), *_ = here.guests._guests_of(0, "image")
+    (_, arena, index), *_ = here.replicas._replicas_of(0, "image")
     assert index == there.image.index
     assert bytes(arena.view[:NBYTES]) == bytes(there.image.view)
     return here

@@ -84,7 +84,7 @@ def test_none_is_kept_where_it_is_not_needed_or_not_there(needed: bool, nbytes: 
     ("text", "takes"),
     [("9\n", True), ("0\n", True), ("-1\n", False), ("4294967295\n", False), (None, False)],
 )
-def test_a_guest_tells_its_host_about_blocks_of_some_size(
+def test_a_replica_tells_its_host_about_blocks_of_some_size(
     text: str | None, takes: bool, tmp_path: Path
 ) -> None:
     """No such parameter, or none of a driver that asked for it: memory that is free stays."""

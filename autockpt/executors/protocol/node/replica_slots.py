@@ -9,16 +9,16 @@ from dataclasses import replace
 
 from autockpt.executors.protocol import messages as m
 from autockpt.executors.protocol.node.slots import Slot, Slots
-from autockpt.executors.protocol.node.state import Fetch, Guest, NodeState, guest_of
+from autockpt.executors.protocol.node.state import Fetch, NodeState, Replica, replica_of
 from autockpt.values.generation import Generation
 
-GUEST_SLOTS = 2
+REPLICA_SLOTS = 2
 """Of each replicated rank or parity: the newest protected checkpoint, and the one that arrives."""
-MOST_GUEST_SLOTS = 4
+MOST_REPLICA_SLOTS = 4
 """While restoring, no slot is overwritten: an older checkpoint may have to be chosen next."""
 
 
-class GuestSlots:
+class ReplicaSlots:
     """Chooses, fills and frees replica slots."""
 
     def __init__(self, state: NodeState) -> None:
@@ -30,7 +30,7 @@ class GuestSlots:
         """Rule 14: a checkpoint that is protected, or about to be, stays until a newer one is."""
         return generation in (self.state.protected, self.state.copying)
 
-    def may_overwrite_guest(self, slot: Slot) -> bool:
+    def may_overwrite_replica(self, slot: Slot) -> bool:
         """A replica slot is free unless it is being filled or holds a kept checkpoint."""
         if slot.state != "sealed" or slot.generation is None:
             return slot.state == "empty"
@@ -44,28 +44,28 @@ class GuestSlots:
         state = self.state
         assert state.incarnation is not None
         slot.begin(shard.generation, shard.step, state.incarnation)
-        state.fetches[guest_of(shard)] = Fetch(
+        state.fetches[replica_of(shard)] = Fetch(
             slot=slot.index, generation=shard.generation, sources=sources
         )
         state.emit(m.FetchShard(shard=shard, sources=sources, slot=slot.index))
 
-    def abort_fetch(self, guest: Guest, reason: str) -> None:
-        fetch = self.state.fetches.pop(guest, None)
+    def abort_fetch(self, replica: Replica, reason: str) -> None:
+        fetch = self.state.fetches.pop(replica, None)
         if fetch is None:
             return
-        rank, parity = guest
+        rank, parity = replica
         self.state.emit(
             m.AbortFetch(
                 rank=rank, generation=fetch.generation, slot=fetch.slot, reason=reason,
                 parity=parity,
             )
         )  # fmt: skip
-        self.state.guests[guest].slots[fetch.slot].clear()
+        self.state.replicas[replica].slots[fetch.slot].clear()
 
     def abort_fetches(self, reason: str) -> None:
         """Nothing of it is wanted any more."""
-        for guest in list(self.state.fetches):
-            self.abort_fetch(guest, reason)
+        for replica in list(self.state.fetches):
+            self.abort_fetch(replica, reason)
 
     def shard_coming(self, event: m.ShardComing) -> None:
         """How far it has come; the coordinator hears of it when it asks again."""
@@ -77,30 +77,34 @@ class GuestSlots:
 
     # ------------------------------------------------------------------ slots
 
-    def is_wanted(self, guest: Guest) -> bool:
+    def is_wanted(self, replica: Replica) -> bool:
         """Rounds of copies bring it here."""
-        rank, parity = guest
-        return rank in (self.state.holders if parity else self.state.wards)
+        rank, parity = replica
+        return rank in (self.state.holders if parity else self.state.replicated)
 
-    def guests_of(self, guest: Guest) -> Slots:
+    def replicas_of(self, replica: Replica) -> Slots:
         """The slots for copies of a rank's shard, or for its parities; empty at first."""
         state = self.state
-        if guest not in state.guests:
-            state.guests[guest] = Slots()
-            state.guests[guest].resize(GUEST_SLOTS)
-        return state.guests[guest]
+        if replica not in state.replicas:
+            state.replicas[replica] = Slots()
+            state.replicas[replica].resize(REPLICA_SLOTS)
+        return state.replicas[replica]
 
     def copy_of(self, rank: int, generation: Generation) -> m.HeldShard | None:
-        slot = self.guests_of((rank, False)).sealed(generation)
+        slot = self.replicas_of((rank, False)).sealed(generation)
         return None if slot is None or slot.worthless else slot.shard
 
-    def choose_guest_slot(self, guest: Guest) -> Slot | None:
+    def choose_replica_slot(self, replica: Replica) -> Slot | None:
         """An empty one, else the oldest that may be overwritten; more while restoring."""
-        guests = self.guests_of(guest)
-        free = [slot for slot in guests.slots if self.may_overwrite_guest(slot)]
-        if not free and self.state.phase == "restoring" and len(guests.slots) < MOST_GUEST_SLOTS:
-            guests.resize(len(guests.slots) + 1)
-            free = guests.slots[-1:]
+        replicas = self.replicas_of(replica)
+        free = [slot for slot in replicas.slots if self.may_overwrite_replica(slot)]
+        if (
+            not free
+            and self.state.phase == "restoring"
+            and len(replicas.slots) < MOST_REPLICA_SLOTS
+        ):
+            replicas.resize(len(replicas.slots) + 1)
+            free = replicas.slots[-1:]
         empty = [slot for slot in free if slot.generation is None]
         known = [(slot.generation, slot) for slot in free if slot.generation is not None]
         if empty:
@@ -112,21 +116,27 @@ class GuestSlots:
         memory-committed, as replicas do, although new slots take its place."""
         state = self.state
         local = state.ranks.get(event.rank)
-        guest = (event.rank, False)
+        replica = (event.rank, False)
         if local is None or event.tight:
-            if guest in state.guests and guest not in state.fetches and not self.is_wanted(guest):
-                del state.guests[guest]
-                state.emit(m.FreeGuests(rank=event.rank))
+            if (
+                replica in state.replicas
+                and replica not in state.fetches
+                and not self.is_wanted(replica)
+            ):
+                del state.replicas[replica]
+                state.emit(m.FreeReplicas(rank=event.rank))
             return
         for slot in local.slots.slots:
             shard = slot.shard
             if shard is None or slot.worthless or not self._is_outgrown_parent(shard):
                 continue
-            free = self.choose_guest_slot(guest)
+            free = self.choose_replica_slot(replica)
             if free is not None and self.copy_of(shard.rank, shard.generation) is None:
                 kept = replace(shard, slot=free.index, copied=True)
                 free.adopt(kept)
-                state.emit(m.KeepOutgrown(rank=event.rank, slot=slot.index, guest_slot=free.index))
+                state.emit(
+                    m.KeepOutgrown(rank=event.rank, slot=slot.index, replica_slot=free.index)
+                )
 
     def _is_outgrown_parent(self, shard: m.HeldShard) -> bool:
         state = self.state
@@ -135,14 +145,14 @@ class GuestSlots:
             shard.world_size != len(state.nodes) and shard.generation == state.parent and not newer
         )
 
-    def free_guests(self) -> None:
+    def free_replicas(self) -> None:
         """Give back the memory of what does not belong here, once nothing in it is needed."""
         state = self.state
-        for guest, slots in list(state.guests.items()):
-            if self.is_wanted(guest) or not all(self._is_passed(slot) for slot in slots.slots):
+        for replica, slots in list(state.replicas.items()):
+            if self.is_wanted(replica) or not all(self._is_passed(slot) for slot in slots.slots):
                 continue
-            del state.guests[guest]
-            state.emit(m.FreeGuests(rank=guest[0], parity=guest[1]))
+            del state.replicas[replica]
+            state.emit(m.FreeReplicas(rank=replica[0], parity=replica[1]))
         for rank, local in list(state.ranks.items()):
             if local.attach is None and all(self._is_passed(slot) for slot in local.slots.slots):
                 del state.ranks[rank]

@@ -1,4 +1,4 @@
-"""Guest slots of several keepers in one process: parities, and what is rebuilt from them."""
+"""Replica slots of several keepers in one process: parities, and what is rebuilt from them."""
 
 import queue
 import time
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autockpt.executors.image.container import chunk_digest
-from autockpt.executors.keeper.replication import replica_slots as guests_module
+from autockpt.executors.keeper.replication import replica_slots as replicas_module
 from autockpt.executors.keeper.replication.device_transfers import KeeperExchanges
 from autockpt.executors.keeper.replication.replica_slots import ReplicaSlots
 from autockpt.executors.keeper.replication.shard_fetch import DEADLINE_S, time_for
@@ -36,7 +36,7 @@ SIZES = (7 * CHUNK, 9 * CHUNK + 77, 3 * CHUNK + 1, CHUNK // 2)
 
 
 class Node:
-    """A keeper's guest slots, and a sealed shard of its one rank."""
+    """A keeper's replica slots, and a sealed shard of its one rank."""
 
     def __init__(self, rank: int, peers: dict[int, "Node"], *, empty: bool = False) -> None:
         self.rank, self.peers = rank, peers
@@ -52,14 +52,14 @@ class Node:
             )
             memory.image(0, SIZES[rank])[:] = self.image.view
             memory.seal(0, self.image.index)
-        self.guests = ReplicaSlots(
+        self.replicas = ReplicaSlots(
             run_id=RUN, memory=self.memory, post=self.posted.put, tell=self._tell,
             address=lambda node: (HOST, self.peers[node].port), rate=lambda: self.rate,
             restoring=lambda: False, copied=lambda *_: None, receiver=lambda _: None,
             exchanges=KeeperExchanges(lambda *_: None),
             log=lambda text: None,
         )  # fmt: skip
-        self.port = self.guests.open(SECRET, identity(rank), HOST)
+        self.port = self.replicas.open(SECRET, identity(rank), HOST)
         peers[rank] = self
 
     def _tell(self, event: Any) -> None:
@@ -77,12 +77,12 @@ class Node:
 
     def close(self) -> None:
         """Ends all; a keeper's memory ends with it."""
-        self.guests.close()
+        self.replicas.close()
         for memory in self.memory.ranks.values():
             memory.close_slots()
         for parity in (False, True):
             for rank in range(4):
-                self.guests.free(p.FreeGuests(rank=rank, parity=parity))
+                self.replicas.free(p.FreeReplicas(rank=rank, parity=parity))
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def orders(nodes: dict[int, Node], losses: int) -> list[p.FetchShard]:
 def protect(nodes: dict[int, Node], losses: int) -> dict[int, p.HeldShard]:
     """Every node makes its parity; by rank."""
     for order in orders(nodes, losses):
-        nodes[order.shard.rank].guests.fetch(order)
+        nodes[order.shard.rank].replicas.fetch(order)
     run(nodes, lambda: all(node.told for node in nodes.values()))
     made = [node.told.pop() for node in nodes.values()]
     assert all(isinstance(answer, p.ShardFetched) for answer in made), made
@@ -154,13 +154,13 @@ def test_what_lost_nodes_had_is_rebuilt_from_the_others(
     for rank in lost:
         order = rebuild_order(nodes, made, rank, lost)
         fresh = Node(rank, nodes, empty=True)
-        fresh.guests.fetch(order)
+        fresh.replicas.fetch(order)
         run(nodes, partial(bool, fresh.told))
         assert fresh.told == [p.ShardFetched(shard=replace(shards[rank], slot=1, copied=True))]
-        guest = fresh.guests.holding(rank, GENERATION)
-        assert guest is not None
-        assert guest.arena.view[: SIZES[rank]] == fresh.image.view
-        assert guest.index() == fresh.image.index
+        replica = fresh.replicas.holding(rank, GENERATION)
+        assert replica is not None
+        assert replica.arena.view[: SIZES[rank]] == fresh.image.view
+        assert replica.index() == fresh.image.index
         nodes.pop(rank).close()
 
 
@@ -169,10 +169,10 @@ def test_a_parity_is_smaller_than_a_copy_and_its_memory_is_used_again(
 ) -> None:
     """A third of the longest image of four and the digests; the next one takes the same memory."""
     protect(nodes, 1)
-    sizes = [node.guests.total_bytes for node in nodes.values()]
+    sizes = [node.replicas.total_bytes for node in nodes.values()]
     assert max(sizes) < max(SIZES) // 2
     protect(nodes, 1)
-    assert [node.guests.total_bytes for node in nodes.values()] == sizes
+    assert [node.replicas.total_bytes for node in nodes.values()] == sizes
 
 
 def test_a_member_whose_shard_is_another_spoils_its_parity_only(nodes: dict[int, Node]) -> None:
@@ -180,13 +180,13 @@ def test_a_member_whose_shard_is_another_spoils_its_parity_only(nodes: dict[int,
     order = orders(nodes, 1)[0]
     other = replace(order.sources[1].shard, root=chunk_digest(memoryview(b"other")))
     sources = (order.sources[0], replace(order.sources[1], shard=other), order.sources[2])
-    nodes[0].guests.fetch(replace(order, sources=sources))
+    nodes[0].replicas.fetch(replace(order, sources=sources))
     run(nodes, lambda: bool(nodes[0].told))
     (failed,) = nodes[0].told
     assert isinstance(failed, p.FetchFailed)
     assert (failed.parity, failed.final) == (True, True)
     assert "no shard of rank 2" in failed.reason
-    assert nodes[0].guests.holding(0, GENERATION) is None
+    assert nodes[0].replicas.holding(0, GENERATION) is None
 
 
 def test_a_survivor_with_rotten_bytes_is_noticed(nodes: dict[int, Node]) -> None:
@@ -196,7 +196,7 @@ def test_a_survivor_with_rotten_bytes_is_noticed(nodes: dict[int, Node]) -> None
     nodes[0].memory.of(0).image(0, SIZES[0])[5 * CHUNK] ^= 1
     order = rebuild_order(nodes, made, 1, {1})
     fresh = Node(1, nodes, empty=True)
-    fresh.guests.fetch(order)
+    fresh.replicas.fetch(order)
     run(nodes, lambda: bool(fresh.told))
     (failed,) = fresh.told
     assert isinstance(failed, p.FetchFailed), failed
@@ -216,7 +216,7 @@ def test_of_two_slots_that_claim_the_same_shard_the_whole_one_is_lent(
     memory.image(0, SIZES[0])[:] = bytes(SIZES[0])
     order = rebuild_order(nodes, made, 1, {1})
     fresh = Node(1, nodes, empty=True)
-    fresh.guests.fetch(order)
+    fresh.replicas.fetch(order)
     run(nodes, lambda: bool(fresh.told))
     (fetched,) = fresh.told
     assert isinstance(fetched, p.ShardFetched), fetched
@@ -227,7 +227,7 @@ def test_a_piece_on_the_same_node_is_taken_from_itself(nodes: dict[int, Node]) -
     made = protect(nodes, 1)
     lost = nodes[1].shard
     nodes.pop(1).close()
-    nodes[2].guests.fetch(rebuild_order(nodes, made, 1, {1}))
+    nodes[2].replicas.fetch(rebuild_order(nodes, made, 1, {1}))
     run(nodes, lambda: bool(nodes[2].told))
     assert nodes[2].told == [p.ShardFetched(shard=replace(lost, slot=1, copied=True))]
 
@@ -236,11 +236,11 @@ def test_after_an_abort_nobody_writes_the_slot_or_says_anything(nodes: dict[int,
     """Whether it has begun or not; the slot is used by the next fetch."""
     for pause_s in (0.0, 0.002, 0.01):
         order = orders(nodes, 1)[0]
-        nodes[0].guests.fetch(order)
+        nodes[0].replicas.fetch(order)
         time.sleep(pause_s)
         abort = p.AbortFetch(rank=0, generation=GENERATION, slot=0, reason="test", parity=True)
-        nodes[0].guests.abort(abort)
-        nodes[0].guests.fetch(order)
+        nodes[0].replicas.abort(abort)
+        nodes[0].replicas.fetch(order)
         run(nodes, lambda: bool(nodes[0].told))
         assert [type(answer) for answer in nodes[0].told] == [p.ShardFetched]
         nodes[0].told.clear()
@@ -254,21 +254,21 @@ def test_without_headroom_a_parity_is_refused(
     def none_left(nbytes: int, *, what: str) -> None:
         raise GuardError(f"{what}: no memory")
 
-    monkeypatch.setattr(guests_module, "require_headroom", none_left)
-    nodes[0].guests.fetch(orders(nodes, 1)[0])
+    monkeypatch.setattr(replicas_module, "require_headroom", none_left)
+    nodes[0].replicas.fetch(orders(nodes, 1)[0])
     run(nodes, lambda: bool(nodes[0].told))
     (failed,) = nodes[0].told
     assert failed.final
     assert "parity held by rank 0" in failed.reason
-    assert nodes[0].guests.total_bytes == 0
+    assert nodes[0].replicas.total_bytes == 0
 
 
 def test_what_is_on_its_way_is_told(
     nodes: dict[int, Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each word says more than the one before, and the last one that all of it is here."""
-    monkeypatch.setattr(guests_module, "COMING_S", 0.0)
-    nodes[1].guests.fetch(orders(nodes, 1)[1])
+    monkeypatch.setattr(replicas_module, "COMING_S", 0.0)
+    nodes[1].replicas.fetch(orders(nodes, 1)[1])
     run(nodes, lambda: bool(nodes[1].told))
     words = nodes[1].coming
     marks = [word.mark for word in words]
@@ -285,7 +285,7 @@ def test_a_node_sends_no_faster_than_its_rate_however_many_ask(nodes: dict[int, 
     began = time.monotonic()
     for node in (0, 1, 2):
         source = p.ShardCopy(node=3, shard=owner.shard)
-        nodes[node].guests.fetch(p.FetchShard(shard=owner.shard, slot=0, sources=(source,)))
+        nodes[node].replicas.fetch(p.FetchShard(shard=owner.shard, slot=0, sources=(source,)))
     run(nodes, lambda: all(nodes[node].told for node in (0, 1, 2)))
     answers = [nodes[node].told.pop() for node in (0, 1, 2)]
     assert all(isinstance(answer, p.ShardFetched) for answer in answers), answers
