@@ -47,7 +47,7 @@ from autockpt.executors.linux.memcpy_threshold import PIECE_BYTES, chosen
 from autockpt.profiles import windows
 from autockpt.profiles.pipeline import STEADY_AFTER, RankWork, replayed
 from autockpt.profiles.probes.copies import copy_gain
-from autockpt.profiles.samples import LapSample
+from autockpt.profiles.samples import TraceSample
 from autockpt.values.pipeline import parse_order
 from benchmarks.bubbles_rank import WAYS
 from benchmarks.harness import Row, bootstrap_interval, parse, pseudomedian, publish, row
@@ -188,7 +188,7 @@ def shape_rows(name: str, ranks: list[dict[str, Any]]) -> list[Row]:
     rows.append(row(name, "probe overhead", overhead, "fraction", at_most=0.01, statistic=max))
     marks = [rank["mark_us_p50"] for rank in ranks]
     rows.append(row(name, "mark of the gate", marks, "us", at_most=20, statistic=max))
-    rows.append(row(name, "iteration", [rank["lap_s"] * 1e3 for rank in ranks], "ms"))
+    rows.append(row(name, "iteration", [rank["iteration_s"] * 1e3 for rank in ranks], "ms"))
     return rows
 
 
@@ -201,7 +201,7 @@ def _gap_rows(name: str, ranks: list[dict[str, Any]]) -> list[Row]:
     totals, longs, waits = [], [], []
     for rank, (measured, planned) in zip(ranks, laps_of(ranks), strict=True):
         real, plan = gaps_s(measured), gaps_s(planned)
-        if sum(plan.values()) < NO_GAPS * rank["lap_s"]:
+        if sum(plan.values()) < NO_GAPS * rank["iteration_s"]:
             continue
         totals.append(_off(sum(real.values()), sum(plan.values())))
         longs += [
@@ -209,8 +209,8 @@ def _gap_rows(name: str, ranks: list[dict[str, Any]]) -> list[Row]:
             for after, length_s in plan.items()
             if length_s >= LONG * max(plan.values())
         ]
-        pauses_s = [sum(lap) for block in rank["pauses_s"] for lap in block[STEADY_AFTER:]]
-        if _wait_s(planned, pauses_s) >= NO_GAPS * rank["lap_s"]:
+        pauses_s = [sum(trace) for block in rank["pauses_s"] for trace in block[STEADY_AFTER:]]
+        if _wait_s(planned, pauses_s) >= NO_GAPS * rank["iteration_s"]:
             waits.append(_off(_wait_s(measured, pauses_s), _wait_s(planned, pauses_s)))
     if not totals:
         return []
@@ -226,13 +226,13 @@ def _off(real_s: float, planned_s: float) -> float:
     return abs(real_s / planned_s - 1)
 
 
-def _wait_s(laps: list[LapSample], pauses_s: list[float]) -> float:
+def _wait_s(traces: list[TraceSample], pauses_s: list[float]) -> float:
     """Median over iterations of what a rank waited: its gaps without what its host did in them."""
-    idle_s = [lap.step_s - sum(end - begin for begin, end in lap.spans) for lap in laps]
+    idle_s = [trace.step_s - sum(end - begin for begin, end in trace.spans) for trace in traces]
     return statistics.median(idle - own for idle, own in zip(idle_s, pauses_s, strict=True))
 
 
-def laps_of(ranks: list[dict[str, Any]]) -> list[tuple[list[LapSample], list[LapSample]]]:
+def laps_of(ranks: list[dict[str, Any]]) -> list[tuple[list[TraceSample], list[TraceSample]]]:
     """Of each rank the iterations without a checkpoint, as recorded and as the scheduler has them.
 
     The scheduler is given what in these iterations each chunk, each optimizer's step and each host
@@ -241,13 +241,13 @@ def laps_of(ranks: list[dict[str, Any]]) -> list[tuple[list[LapSample], list[Lap
     """
     orders = [parse_order(rank["order"]) for rank in ranks]
     latency_s = message_s(ranks)
-    found: list[tuple[list[LapSample], list[LapSample]]] = [([], []) for _ in ranks]
+    found: list[tuple[list[TraceSample], list[TraceSample]]] = [([], []) for _ in ranks]
     for number in range(len(ranks[0]["quiet"])):
-        recorded = [[_lap(saved) for saved in rank["quiet"][number]] for rank in ranks]
+        recorded = [[_trace(saved) for saved in rank["quiet"][number]] for rank in ranks]
         pauses = [rank["pauses_s"][number] for rank in ranks]
         work = [
-            [_work(*each) for each in zip(laps, pauses_s, strict=True)]
-            for laps, pauses_s in zip(recorded, pauses, strict=True)
+            [_work(*each) for each in zip(traces, pauses_s, strict=True)]
+            for traces, pauses_s in zip(recorded, pauses, strict=True)
         ]
         planned = replayed(orders, list(zip(*work, strict=True)), transfer_s=latency_s)
         for (real, plan), ran, laid_out in zip(found, recorded, planned, strict=True):
@@ -265,22 +265,22 @@ def message_s(ranks: list[dict[str, Any]]) -> float:
     return hand_over_s + float(ranks[0]["transfer_s"])
 
 
-def _lap(saved: dict[str, Any]) -> LapSample:
+def _trace(saved: dict[str, Any]) -> TraceSample:
     spans = tuple((begin, end) for begin, end in saved["spans"])
-    return LapSample(**{**saved, "marks": tuple(saved["marks"]), "spans": spans})
+    return TraceSample(**{**saved, "marks": tuple(saved["marks"]), "spans": spans})
 
 
-def _work(lap: LapSample, pauses_s: list[float]) -> RankWork:
+def _work(trace: TraceSample, pauses_s: list[float]) -> RankWork:
     return RankWork(
-        chunks_s=tuple(end - begin for begin, end in lap.spans),
+        chunks_s=tuple(end - begin for begin, end in trace.spans),
         between_s=tuple(pauses_s),
-        step_s=lap.lap_s - lap.step_s,
+        step_s=trace.iteration_s - trace.step_s,
     )
 
 
-def gaps_s(laps: list[LapSample]) -> dict[int, float]:
+def gaps_s(traces: list[TraceSample]) -> dict[int, float]:
     """Median seconds of each gap that counts as one, by the chunks that ended before it."""
-    return {gap.after: gap.length_s.p50 for gap in windows.device_bubbles(laps, rank=0)}
+    return {gap.after: gap.length_s.p50 for gap in windows.device_bubbles(traces, rank=0)}
 
 
 def _cost_rows(name: str, ranks: list[dict[str, Any]]) -> list[Row]:

@@ -194,7 +194,7 @@ def rank_main(rank: int, out: Path, given: dict[str, Any], fds: list[int]) -> No
             without = block("none")
             blocks.append((way, block(way), without))
     busy = [
-        sum(end - begin for begin, end in sample.spans) / sample.lap_s
+        sum(end - begin for begin, end in sample.spans) / sample.iteration_s
         for sample in recorder.samples
     ]
     out.write_text(json.dumps({"blocks": blocks, "busy": statistics.median(busy)}))

@@ -33,10 +33,10 @@ from autockpt.executors.state.live_state import LiveState, local_part
 from autockpt.executors.throttle.idle_windows import IdleWindowThrottle, WindowUse
 from autockpt.profiles import windows
 from autockpt.profiles.pipeline import STEADY_AFTER
-from autockpt.profiles.probes.windows.iteration_trace import LapRecorder
+from autockpt.profiles.probes.windows.iteration_trace import TraceRecorder
 from autockpt.profiles.probes.windows.pipeline_hooks import StageHooks
 from autockpt.profiles.probes.windows.pipeline_orders import orders_of
-from autockpt.profiles.samples import LapSample
+from autockpt.profiles.samples import TraceSample
 from benchmarks.pipeline_job import PipelineJob, Shape, transfer_s
 
 WAYS = ("control", "bare", "blocking", "async", "lazy", "windows")
@@ -54,11 +54,11 @@ class Pauses:
 
     def __init__(self, now_s: Callable[[], float] = time.perf_counter) -> None:
         self._now_s = now_s
-        self.laps: list[tuple[float, ...]] = []
+        self.traces: list[tuple[float, ...]] = []
         """Of each iteration, seconds before each chunk and before the optimizer's step."""
         self.hand_overs_s: list[float] = []
         """From the end of a chunk until its message was on its way."""
-        self._lap: list[float] = []
+        self._trace: list[float] = []
         self._since_s, self._waited_s = now_s(), 0.0
 
     def hear_messages(self) -> None:
@@ -80,7 +80,7 @@ class Pauses:
 
     def computes(self) -> None:
         """A chunk begins, or the optimizer's step."""
-        self._lap.append(self._now_s() - self._since_s - self._waited_s)
+        self._trace.append(self._now_s() - self._since_s - self._waited_s)
 
     def goes_on(self) -> None:
         """It ended."""
@@ -88,8 +88,8 @@ class Pauses:
 
     def boundary(self) -> None:
         """The iteration ended."""
-        self.laps.append(tuple(self._lap))
-        self._lap = []
+        self.traces.append(tuple(self._trace))
+        self._trace = []
         self.goes_on()
 
 
@@ -136,7 +136,7 @@ class Marks:
     """Hands every chunk to the recorder and to the gate."""
 
     def __init__(self) -> None:
-        self.recorder, self.gate, self.pauses = LapRecorder(), IdleWindowThrottle(), Pauses()
+        self.recorder, self.gate, self.pauses = TraceRecorder(), IdleWindowThrottle(), Pauses()
         self.bare = Bare()
         self.mark_s: list[float] = []
         """What each mark took the training thread, the gate's part."""
@@ -287,12 +287,12 @@ class Rank:
         return all(torch.equal(copied, source) for copied, source in self._pairs(arena))
 
 
-def outside_compute(use: WindowUse, laps: list[LapSample], began_s: list[float]) -> float:
+def outside_compute(use: WindowUse, traces: list[TraceSample], began_s: list[float]) -> float:
     """Fraction of a transfer's bytes that moved while this rank computed nothing, by the clock."""
     busy = [
         (at + begin, at + end)
-        for at, lap in zip(began_s, laps, strict=True)
-        for begin, end in lap.spans
+        for at, trace in zip(began_s, traces, strict=True)
+        for begin, end in trace.spans
     ]
     free = 0.0
     for move in use.moves:
@@ -332,7 +332,7 @@ def measure(me: Rank, ways: list[str], rounds: int, iterations: int) -> dict[str
     for way in ways:
         me.block(way, 1)
     transfer = transfer_s(me.rank, me.shape.ranks, me.job.message_bytes)
-    quiet: list[list[LapSample]] = []
+    quiet: list[list[TraceSample]] = []
     blocks: list[tuple[str, Took, Took, Took]] = []
     pauses_s: list[list[tuple[float, ...]]] = []
     hand_overs_s: list[float] = []
@@ -343,11 +343,11 @@ def measure(me: Rank, ways: list[str], rounds: int, iterations: int) -> dict[str
     def without() -> Took:
         """A block without checkpoints, recorded."""
         recorder.samples.clear()
-        me.marks.pauses.laps.clear()
+        me.marks.pauses.traces.clear()
         me.marks.pauses.hand_overs_s.clear()
         took = me.block("none", iterations)
         quiet.append(list(recorder.samples))
-        pauses_s.append(list(me.marks.pauses.laps))
+        pauses_s.append(list(me.marks.pauses.traces))
         hand_overs_s.extend(me.marks.pauses.hand_overs_s)
         return took
 
@@ -359,15 +359,15 @@ def measure(me: Rank, ways: list[str], rounds: int, iterations: int) -> dict[str
             began = time.perf_counter()
             took = me.block(way, iterations)
             if way == "windows":
-                starts = _lap_starts(recorder, began)
+                starts = _trace_starts(recorder, began)
                 shares += [outside_compute(u, recorder.samples, starts) for u in me.uses[1:-1]]
             after = without()
             blocks.append((way, took, before, after))
             before = after
     return {
-        **_summary(me, [lap for block in quiet for lap in block[STEADY_AFTER:]]),
+        **_summary(me, [trace for block in quiet for trace in block[STEADY_AFTER:]]),
         "transfer_s": transfer,
-        "quiet": [[asdict(lap) for lap in block] for block in quiet],
+        "quiet": [[asdict(trace) for trace in block] for block in quiet],
         "pauses_s": pauses_s,
         "hand_overs_s": hand_overs_s,
         "blocks": blocks,
@@ -376,24 +376,24 @@ def measure(me: Rank, ways: list[str], rounds: int, iterations: int) -> dict[str
     }
 
 
-def _lap_starts(recorder: LapRecorder, began_s: float) -> list[float]:
-    """When each recorded lap began: they follow each other, and the last ended just now."""
+def _trace_starts(recorder: TraceRecorder, began_s: float) -> list[float]:
+    """When each recorded trace began: they follow each other, and the last ended just now."""
     end = recorder._began
     starts = []
     for sample in reversed(recorder.samples):
-        end -= sample.lap_s
+        end -= sample.iteration_s
         starts.append(end)
     return starts[::-1]
 
 
-def _summary(me: Rank, quiet: list[LapSample]) -> dict[str, Any]:
-    lap = windows.lap(quiet, rank=me.rank, schedule=me.shape.schedule)
+def _summary(me: Rank, quiet: list[TraceSample]) -> dict[str, Any]:
+    trace = windows.trace(quiet, rank=me.rank, schedule=me.shape.schedule)
     marks = sorted(me.marks.mark_s)
     return {
         "rank": me.rank,
         "order": [str(action) for action in orders_of(me.hooks.schedule)[me.rank]],
-        "lap_s": lap.lap_s.p50,
-        "probe_overhead": lap.overhead,
+        "iteration_s": trace.iteration_s.p50,
+        "probe_overhead": trace.overhead,
         "mark_us_p50": marks[len(marks) // 2] * 1e6,
         "reason": me.marks.gate.use.reason,
     }

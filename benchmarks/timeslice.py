@@ -1,7 +1,7 @@
 """`make bench-timeslice`: how late a thread wakes beside copies, with usual and with long slices.
 
 As many ranks as there are cores, and twice as many: each waits for 4 ms, as for a device, works for
-half a millisecond and waits again, while the copy thread copies 64 MiB in each lap of 32 waits.
+half a millisecond and waits again, while the copy thread copies 64 MiB in each trace of 32 waits.
 Figures are milliseconds beyond the 4, over all waits of all ranks; the three ways take turns.
 """
 
@@ -29,8 +29,8 @@ def main() -> None:
     """Measures and publishes."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--laps", type=int, default=6)
-    args = parse(parser, rounds=1, laps=1)
+    parser.add_argument("--traces", type=int, default=6)
+    args = parse(parser, rounds=1, traces=1)
     given = multiprocessing.get_context("fork").Process(target=_note_if_refused)
     given.start()
     given.join()
@@ -40,7 +40,7 @@ def main() -> None:
         late_ms: dict[str, list[float]] = {way: [] for way in WAYS}
         for _ in range(args.rounds):
             for way in WAYS:
-                late_ms[way] += beside(way, ranks, args.laps)
+                late_ms[way] += beside(way, ranks, args.traces)
         for way in WAYS:
             name = f"{way}, {ranks} ranks"
             rows += [
@@ -55,13 +55,13 @@ def _note_if_refused() -> None:
         print("this kernel gives no long slices (Linux 6.12 does): both ways with copies are one")
 
 
-def beside(way: str, ranks: int, laps: int) -> list[float]:
+def beside(way: str, ranks: int, traces: int) -> list[float]:
     """Milliseconds by which the waits of all ranks were late."""
     context = multiprocessing.get_context("fork")
     late: Queue[list[float]] = context.Queue()
     together = context.Barrier(ranks)
     processes = [
-        context.Process(target=_rank, args=(way, laps, together, late)) for _ in range(ranks)
+        context.Process(target=_rank, args=(way, traces, together, late)) for _ in range(ranks)
     ]
     for process in processes:
         process.start()
@@ -71,16 +71,16 @@ def beside(way: str, ranks: int, laps: int) -> list[float]:
     return found
 
 
-def _rank(way: str, laps: int, together: Barrier, late: "Queue[list[float]]") -> None:
+def _rank(way: str, traces: int, together: Barrier, late: "Queue[list[float]]") -> None:
     if way == "usual slices":
         vars(copy_engine)["ask_for_long_slices"] = lambda: False
     source, slot = Arena.anonymous(COPIED), Arena.anonymous(COPIED)
     engine, counter = CopyEngine(), ProgressCounter(memoryview(bytearray(8)))
     job = CopyJob(end=COPIED, destination=slot.address, source=source.address, nbytes=COPIED)
     found: list[float] = []
-    for lap in range(laps + 1):
-        if lap == 1:
-            together.wait(timeout=60)  # the first lap has touched the memory
+    for trace in range(traces + 1):
+        if trace == 1:
+            together.wait(timeout=60)  # the first trace has touched the memory
             found.clear()
         if way != "no copies":
             engine.start(CopyTask(jobs=[job], publish=counter))

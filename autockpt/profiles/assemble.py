@@ -32,7 +32,7 @@ from autockpt.values.profile import (
     Fingerprint,
     GpuCounters,
     InterferenceMeasure,
-    Lap,
+    IterationTrace,
     LinkMeasure,
     LinkTraffic,
     MemoryHeadroom,
@@ -80,7 +80,7 @@ class Measurements:
     codecs: list[CodecSample] = field(default_factory=list)
     units: list[UnitSample] = field(default_factory=list)
     traffic: tuple[LinkTraffic, ...] = ()
-    laps: list[Lap] = field(default_factory=list)
+    traces: list[IterationTrace] = field(default_factory=list)
     bubbles: list[Bubble] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -121,7 +121,7 @@ def assemble(facts: JobFacts, measured: Measurements) -> Profile:
         codecs=estimators.codec_measures(measured.codecs),
         encoders=estimators.encoders(measured.units, measured.codecs, threads=WRITERS),
         bubbles=tuple(measured.bubbles),
-        laps=tuple(measured.laps),
+        traces=tuple(measured.traces),
         gpus=facts.gpus,
         domains=facts.domains,
         stall_s=estimators.maybe(s for unit in lazy for s in unit.stalls_s),

@@ -19,7 +19,7 @@ takes what every chunk of every iteration took.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autockpt.profiles.samples import LapSample
+from autockpt.profiles.samples import TraceSample
 from autockpt.values.errors import ConfigError
 from autockpt.values.pipeline import Action, Order
 
@@ -75,7 +75,7 @@ class SteadyGap:
 class SteadyIteration:
     """An iteration that repeats itself."""
 
-    lap_s: float
+    iteration_s: float
     """From the end of one optimizer's step to that of the next."""
     gaps: tuple[tuple[SteadyGap, ...], ...]
     """Of each rank."""
@@ -102,7 +102,7 @@ def constant_work(
 
 def replayed(
     orders: Sequence[Order], work: Sequence[Sequence[RankWork]], *, transfer_s: float = 0.0
-) -> tuple[tuple[LapSample, ...], ...]:
+) -> tuple[tuple[TraceSample, ...], ...]:
     """Iterations of `work[iteration][rank]` as each rank's probe would record them; [ranks].
 
     All ranks begin at once.  Raises ConfigError when an order waits for ever.
@@ -111,19 +111,19 @@ def replayed(
     for rank, (order, spans) in enumerate(
         zip(orders, _spans(orders, work, transfer_s), strict=True)
     ):
-        laps, began_s = [], 0.0
+        traces, began_s = [], 0.0
         marks = tuple(str(action) for action in order)
-        for lap, at in zip(work, range(0, len(spans), len(order)), strict=True):
+        for trace, at in zip(work, range(0, len(spans), len(order)), strict=True):
             own = spans[at : at + len(order)]
-            step_s = own[-1][1] + lap[rank].between_s[-1] - began_s
-            laps.append(
-                LapSample(
+            step_s = own[-1][1] + trace[rank].between_s[-1] - began_s
+            traces.append(
+                TraceSample(
                     marks=marks, spans=tuple((a - began_s, b - began_s) for a, b in own),
-                    step_s=step_s, lap_s=step_s + lap[rank].step_s,
+                    step_s=step_s, iteration_s=step_s + trace[rank].step_s,
                 )
             )  # fmt: skip
-            began_s += laps[-1].lap_s
-        recorded.append(tuple(laps))
+            began_s += traces[-1].iteration_s
+        recorded.append(tuple(traces))
     return tuple(recorded)
 
 
@@ -141,15 +141,15 @@ def _spans(
         moved = False
         for rank, order in enumerate(orders):
             while place[rank] < len(order) * len(work):
-                lap, at = divmod(place[rank], len(order))
-                ready_s = _ready(order[at], lap, done, owner, stages, transfer_s)
+                iteration, at = divmod(place[rank], len(order))
+                ready_s = _ready(order[at], iteration, done, owner, stages, transfer_s)
                 if ready_s is None:
                     break
-                own = work[lap][rank]
+                own = work[iteration][rank]
                 begin_s = max(free_s[rank] + own.between_s[at], ready_s)
                 end_s = begin_s + own.chunks_s[at]
                 spans[rank].append((begin_s, end_s))
-                done[order[at].stage, order[at].kind, order[at].microbatch, lap] = end_s
+                done[order[at].stage, order[at].kind, order[at].microbatch, iteration] = end_s
                 free_s[rank] = end_s
                 place[rank], moved = place[rank] + 1, True
                 if at + 1 == len(order):
@@ -162,19 +162,24 @@ def _spans(
 
 
 def _ready(
-    action: Action, lap: int, done: _Done, owner: dict[int, int], stages: int, transfer_s: float
+    action: Action,
+    iteration: int,
+    done: _Done,
+    owner: dict[int, int],
+    stages: int,
+    transfer_s: float,
 ) -> float | None:
     """When an action's input is there; None: not yet known."""
     stage, kind, microbatch = action.stage, action.kind, action.microbatch
     if kind == "W":
-        return done.get((stage, "I", microbatch, lap))
+        return done.get((stage, "I", microbatch, iteration))
     ahead = stage - 1 if kind == "F" else stage + 1
     if ahead < 0:
         return 0.0
     if ahead == stages:
-        return done.get((stage, "F", microbatch, lap))
+        return done.get((stage, "F", microbatch, iteration))
     kinds = "F" if kind == "F" else "BI"
-    ends = [done[key] for k in kinds if (key := (ahead, k, microbatch, lap)) in done]
+    ends = [done[key] for k in kinds if (key := (ahead, k, microbatch, iteration)) in done]
     if not ends:
         return None
     return ends[0] + (transfer_s if owner[ahead] != owner[stage] else 0.0)
@@ -192,16 +197,17 @@ def steady_iteration(
     Raises ConfigError as `constant_work` and `replayed` do.
     """
     work = [constant_work(orders, times, step_s=step_s)] * (STEADY_AFTER + 1)
-    ranks = [laps[-1] for laps in replayed(orders, work, transfer_s=transfer_s)]
+    ranks = [traces[-1] for traces in replayed(orders, work, transfer_s=transfer_s)]
     return SteadyIteration(
-        lap_s=max(lap.lap_s for lap in ranks), gaps=tuple(_gaps(lap) for lap in ranks)
+        iteration_s=max(trace.iteration_s for trace in ranks),
+        gaps=tuple(_gaps(trace) for trace in ranks),
     )
 
 
-def _gaps(lap: LapSample) -> tuple[SteadyGap, ...]:
-    ends = [0.0, *(end for _, end in lap.spans)]
+def _gaps(trace: TraceSample) -> tuple[SteadyGap, ...]:
+    ends = [0.0, *(end for _, end in trace.spans)]
     gaps = [
         SteadyGap(after=n, offset_s=end, length_s=begin - end)
-        for n, (end, (begin, _)) in enumerate(zip(ends, lap.spans, strict=False))
+        for n, (end, (begin, _)) in enumerate(zip(ends, trace.spans, strict=False))
     ]
     return tuple(gap for gap in gaps if gap.length_s > 1e-9 * ends[-1])

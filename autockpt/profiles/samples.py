@@ -120,7 +120,7 @@ class RunSamples:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LapSample:
+class TraceSample:
     """What one rank ran in one iteration, from boundary to boundary (ends of optimizer steps)."""
 
     marks: tuple[str, ...]
@@ -129,6 +129,6 @@ class LapSample:
     """(begin, end) of each, seconds since the boundary."""
     step_s: float
     """When the optimizer's step began, since the boundary."""
-    lap_s: float
+    iteration_s: float
     probe_s: float = 0.0
     """What the recording took of it."""

@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from autockpt.profiles.estimators import distribution
-from autockpt.profiles.samples import LapSample
+from autockpt.profiles.samples import TraceSample
 from autockpt.values.errors import ConfigError
 from autockpt.values.pipeline import order_digest
-from autockpt.values.profile import Bubble, Distribution, Lap, Profile
+from autockpt.values.profile import Bubble, Distribution, IterationTrace, Profile
 
 SHORTEST_S = 200e-6
 """A gap below this (p50) takes no chunk worth its start."""
@@ -17,7 +17,7 @@ OVERHEAD_LIMIT = 0.01
 """Beyond this fraction of an iteration the probe disturbs what it measures."""
 
 
-def usual(samples: Sequence[LapSample]) -> list[LapSample]:
+def usual(samples: Sequence[TraceSample]) -> list[TraceSample]:
     """The iterations with the most frequent order."""
     if not samples:
         raise ConfigError("windows: no whole iteration was recorded; give the script more steps")
@@ -25,26 +25,26 @@ def usual(samples: Sequence[LapSample]) -> list[LapSample]:
     return [sample for sample in samples if sample.marks == marks]
 
 
-def lap(samples: Sequence[LapSample], *, rank: int, schedule: str = "") -> Lap:
+def trace(samples: Sequence[TraceSample], *, rank: int, schedule: str = "") -> IterationTrace:
     """What the iterations have in common.  Raises ConfigError without samples."""
     kept = usual(samples)
     chunks: dict[str, list[float]] = {}
     for sample in kept:
         for what, (begin_s, end_s) in zip(sample.marks, sample.spans, strict=True):
             chunks.setdefault(_kind(what), []).append(end_s - begin_s)
-    total_s = sum(sample.lap_s for sample in kept)
-    return Lap(
+    total_s = sum(sample.iteration_s for sample in kept)
+    return IterationTrace(
         rank=rank,
         schedule=schedule,
         fingerprint=order_digest(kept[0].marks),
-        lap_s=distribution(sample.lap_s for sample in kept),
+        iteration_s=distribution(sample.iteration_s for sample in kept),
         chunk_s={kind: distribution(values) for kind, values in sorted(chunks.items())},
         odd=len(samples) - len(kept),
         overhead=sum(s.probe_s for s in kept) / total_s if total_s > 0 else 0.0,
     )
 
 
-def device_bubbles(samples: Sequence[LapSample], *, rank: int) -> tuple[Bubble, ...]:
+def device_bubbles(samples: Sequence[TraceSample], *, rank: int) -> tuple[Bubble, ...]:
     """Gaps between the chunks of a pipeline, from the boundary to the optimizer's step."""
     kept = [s for s in usual(samples) if s.marks]
     if not kept:
@@ -61,13 +61,13 @@ def device_bubbles(samples: Sequence[LapSample], *, rank: int) -> tuple[Bubble, 
     return tuple(gaps)
 
 
-def network_bubbles(samples: Sequence[LapSample], *, rank: int) -> tuple[Bubble, ...]:
+def network_bubbles(samples: Sequence[TraceSample], *, rank: int) -> tuple[Bubble, ...]:
     """Stretches of an iteration between collectives, which may overlap each other."""
     kept = [s for s in usual(samples) if s.marks]
     found: dict[int, list[tuple[float, float]]] = {}
     for sample in kept:
         busy_until_s, after = 0.0, 0
-        ends = [*sorted(sample.spans), (sample.lap_s, sample.lap_s)]
+        ends = [*sorted(sample.spans), (sample.iteration_s, sample.iteration_s)]
         for number, (begin_s, end_s) in enumerate(ends):
             if begin_s - busy_until_s > 0.0:
                 found.setdefault(after, []).append((busy_until_s, begin_s - busy_until_s))
@@ -93,18 +93,18 @@ def wait_bubble(wait_s: Distribution | None, *, rank: int) -> tuple[Bubble, ...]
 def window_warnings(profile: Profile) -> list[str]:
     """A sentence for each rank whose windows should be trusted less."""
     said = [
-        f"windows of rank {lap.rank}: the probe took {lap.overhead:.1%} of an iteration, more than "
-        f"{OVERHEAD_LIMIT:.0%}: gaps may be its own"
-        for lap in profile.laps
-        if lap.overhead > OVERHEAD_LIMIT
+        f"windows of rank {trace.rank}: the probe took {trace.overhead:.1%} of an iteration, more "
+        f"than {OVERHEAD_LIMIT:.0%}: gaps may be its own"
+        for trace in profile.traces
+        if trace.overhead > OVERHEAD_LIMIT
     ]
-    return said + stragglers(profile.laps)
+    return said + stragglers(profile.traces)
 
 
-def stragglers(laps: Sequence[Lap]) -> list[str]:
+def stragglers(traces: Sequence[IterationTrace]) -> list[str]:
     """Stages whose chunks take longer than those of the others: gaps elsewhere wait for them."""
     said = []
-    chunks = chunk_times([lap for lap in laps if lap.schedule])
+    chunks = chunk_times([trace for trace in traces if trace.schedule])
     for kind in "FBIW":
         times = {name: s for name, s in chunks.items() if name.endswith(kind) and s > 0}
         usual_s = sorted(times.values())[len(times) // 2] if times else 0.0
@@ -117,9 +117,9 @@ def stragglers(laps: Sequence[Lap]) -> list[str]:
     return said
 
 
-def chunk_times(laps: Sequence[Lap]) -> dict[str, float]:
+def chunk_times(traces: Sequence[IterationTrace]) -> dict[str, float]:
     """Median seconds of each stage's chunks (0F, 0B, ...) over all ranks."""
-    return {kind: d.p50 for lap in laps for kind, d in lap.chunk_s.items()}
+    return {kind: d.p50 for trace in traces for kind, d in trace.chunk_s.items()}
 
 
 def _kind(what: str) -> str:

@@ -15,7 +15,7 @@ from autockpt.executors.keeper.client.traffic_marks import MarkWriter
 from autockpt.executors.state import own_hooks
 from autockpt.profiles.probes.windows.collectives import CollectiveHooks
 from autockpt.values.plan import CheckpointPlan
-from autockpt.values.redundancy import copy_laps
+from autockpt.values.redundancy import copy_iterations
 
 
 class TrafficMarks:
@@ -40,7 +40,7 @@ class TrafficMarks:
             return "when the collectives of a device end is not known: copies leave at the rate"
         if not self._on:
             self._open()
-        self._marks.spread(copy_laps(interval))
+        self._marks.spread(copy_iterations(interval))
         return ""
 
     def step_began(self) -> None:

@@ -68,7 +68,7 @@ class IdleWindows:
             self._say(gate.refused)
         drawn = self._snapshots % DRAWN_EVERY == 0 and not use.reason
         self._snapshots += not use.reason
-        began_s, windows = (0.0, []) if gate is None else gate.lap()
+        began_s, windows = (0.0, []) if gate is None else gate.iteration()
         return t.IdleWindowsUsed(
             at_s=time.monotonic(), rank=self._rank, generation=generation, step=step,
             window_bytes=use.passed["window"], overlap_bytes=use.passed["overlap"],
@@ -94,7 +94,7 @@ class IdleWindows:
             margin=staging.window_margin, device=device,
         )  # fmt: skip
         if profile is not None:
-            self._stages.hand_in(self._rank, profile.laps, profile.bubbles)
+            self._stages.hand_in(self._rank, profile.traces, profile.bubbles)
 
 
 def _spans(use: WindowUse, *, inside: bool) -> list[tuple[float, float]]:

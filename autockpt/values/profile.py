@@ -278,7 +278,7 @@ class Bubble:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lap:
+class IterationTrace:
     """An iteration as one rank runs it: what its bubbles belong to."""
 
     rank: int
@@ -287,7 +287,7 @@ class Lap:
     fingerprint: str
     """Digest of the order of chunks or collectives (`pipeline.order_digest`): windows of another
     order are refused."""
-    lap_s: Distribution
+    iteration_s: Distribution
     chunk_s: dict[str, Distribution]
     """Chunks by stage and kind (0F, 0B), or collectives by name."""
     odd: int = 0
@@ -376,7 +376,7 @@ class Profile:
     encoders: EncoderMeasure | None = None
     """Beside the training; its slow-down meanwhile is that under `encode`."""
     bubbles: tuple[Bubble, ...] = ()
-    laps: tuple[Lap, ...] = ()
+    traces: tuple[IterationTrace, ...] = ()
     """One a rank whose bubbles were measured."""
     gpus: tuple[GpuCounters, ...] = ()
     domains: FailureDomains = UNKNOWN_DOMAINS

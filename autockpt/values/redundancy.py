@@ -96,7 +96,7 @@ class Redundancy:
 NO_REDUNDANCY = Redundancy()
 
 
-def copy_laps(interval_steps: int) -> int:
+def copy_iterations(interval_steps: int) -> int:
     """Iterations over which copies may be spread: half of those between two checkpoints in memory.
 
     The other half is for what comes late, and the state that is not protected yet gets older.

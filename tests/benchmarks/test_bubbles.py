@@ -11,7 +11,7 @@ from torch.distributed.pipelining import schedules
 
 from autockpt.executors.throttle.idle_windows import Move, WindowUse
 from autockpt.profiles.pipeline import RankWork, replayed
-from autockpt.profiles.samples import LapSample
+from autockpt.profiles.samples import TraceSample
 from autockpt.values.pipeline import one_f_one_b_orders
 from benchmarks.bubbles import arguments, shape_rows, variant
 from benchmarks.bubbles_network import rows_of
@@ -31,12 +31,13 @@ def saw(rank: int, **changed: Any) -> dict[str, Any]:
         RankWork(chunks_s=tuple(took[a.kind] for a in order), between_s=(0.0,) * 5, step_s=0.5)
         for order in orders
     ]
-    laps = replayed(orders, [work] * 4, transfer_s=MESSAGE_S)[rank]
+    traces = replayed(orders, [work] * 4, transfer_s=MESSAGE_S)[rank]
     return {
         "order": [str(action) for action in orders[rank]], "transfer_s": 0.1,
         "hand_overs_s": [0.1, 0.3], "pauses_s": [[[0.0] * 5] * 4] * 2,
-        "quiet": [[asdict(lap) for lap in laps]] * 2,
-        "lap_s": laps[-1].lap_s, "blocks": blocks, "shares": [0.95], "reason": "", "proven": True,
+        "quiet": [[asdict(trace) for trace in traces]] * 2,
+        "iteration_s": traces[-1].iteration_s,
+        "blocks": blocks, "shares": [0.95], "reason": "", "proven": True,
         "probe_overhead": 0.001, "mark_us_p50": 3.0, **changed,
     }  # fmt: skip
 
@@ -104,7 +105,7 @@ def test_waits_are_no_part_of_what_a_host_does(monkeypatch: pytest.MonkeyPatch) 
     passes(0.5)
     pauses.computes()
     pauses.boundary()
-    assert pauses.laps == [(2.0,)]
+    assert pauses.traces == [(2.0,)]
     assert pauses.hand_overs_s == [1.25]
 
 
@@ -132,8 +133,8 @@ def test_bytes_beside_compute_are_found_by_the_clock() -> None:
     use = WindowUse(nbytes=20)
     use.moves.append(Move(10.0, 11.0, 10, "window"))
     use.moves.append(Move(11.0, 13.0, 10, "window"))
-    lap = LapSample(marks=("0F0",), spans=((2.0, 5.0),), step_s=6.0, lap_s=6.0)
-    assert outside_compute(use, [lap], [10.0]) == pytest.approx(0.75)
+    trace = TraceSample(marks=("0F0",), spans=((2.0, 5.0),), step_s=6.0, iteration_s=6.0)
+    assert outside_compute(use, [trace], [10.0]) == pytest.approx(0.75)
 
 
 def test_ungated_is_held_against_gated() -> None:

@@ -16,7 +16,7 @@ from autockpt.values.profile import (
     FailureRates,
     Fingerprint,
     InterferenceMeasure,
-    Lap,
+    IterationTrace,
     LinkMeasure,
     MemoryHeadroom,
     Profile,
@@ -68,15 +68,15 @@ def example_windows(
     *, rank: int = 0, lengths_s: tuple[float, ...] = (0.2,), schedule: str = "1F1B"
 ) -> dict[str, Any]:
     """Fields of a profile of a pipeline rank with such gaps, one after each of its chunks."""
-    lap = Lap(
-        rank=rank, schedule=schedule, fingerprint="feed", lap_s=distribution(1.0),
+    trace = IterationTrace(
+        rank=rank, schedule=schedule, fingerprint="feed", iteration_s=distribution(1.0),
         chunk_s={"0F": distribution(0.1)},
     )  # fmt: skip
     bubbles = tuple(
         Bubble(rank=rank, offset_s=distribution(0.1 * n), length_s=distribution(s), after=n)
         for n, s in enumerate(lengths_s)
     )
-    return {"laps": (lap,), "bubbles": bubbles}
+    return {"traces": (trace,), "bubbles": bubbles}
 
 
 def example_failures(

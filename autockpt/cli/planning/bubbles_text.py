@@ -146,23 +146,23 @@ def _of_profile(options: Options, profile: Profile) -> Asked:
     for name in MEASURED:
         if options[name] is not None:
             raise ConfigError(f"--profile and {flag(name)} contradict each other; drop one")
-    laps = [lap for lap in profile.laps if lap.schedule]
+    traces = [trace for trace in profile.traces if trace.schedule]
     link = copy_link(profile)
-    if not laps or link is None:
+    if not traces or link is None:
         raise ConfigError(
             f"{options['profile']}: this job ran no pipeline of torch.distributed.pipelining, so "
             "it has no chunks to lay out; say --forward, --state and --copy instead"
         )
-    chunks = chunk_times(laps)
+    chunks = chunk_times(traces)
     count = 1 + max(int(name[:-1]) for name in chunks)
-    own = max(1, len({name[:-1] for name in laps[0].chunk_s}))
-    forward = next(d for name, d in laps[0].chunk_s.items() if name.endswith("F"))
+    own = max(1, len({name[:-1] for name in traces[0].chunk_s}))
+    forward = next(d for name, d in traces[0].chunk_s.items() if name.endswith("F"))
     return Asked(
         stages=tuple(_stage(chunks, stage) for stage in range(count)),
         state_bytes=profile.state.total_bytes,
         bytes_per_s=link.bytes_per_s,
         alpha_s=link.alpha_s,
-        **_shape(options, count // own, max(1, forward.n // laps[0].lap_s.n), max(2, own)),
+        **_shape(options, count // own, max(1, forward.n // traces[0].iteration_s.n), max(2, own)),
     )
 
 
@@ -214,7 +214,7 @@ def _row(asked: Asked, name: str, orders: Sequence[Order]) -> ScheduleRow:
     rank = rooms.index(min(rooms))
     return ScheduleRow(
         schedule=name,
-        iteration_s=steady.lap_s,
+        iteration_s=steady.iteration_s,
         rank=rank,
         idle_s=sum(gap.length_s for gap in steady.gaps[rank]),
         windows=used[rank],

@@ -109,7 +109,7 @@ class IdleWindowThrottle:
         """Most that moves beside the compute, whatever is late by that."""
         self._chunks = chunks
         self.use = WindowUse(chunk_bytes=chunks[0])
-        self._laps = IdleWindowForecast()
+        self._forecast = IdleWindowForecast()
         self._margin = margin
         self._now_s = now_s
         self._lock = threading.RLock()  # entered by itself: a Condition does that in Python
@@ -129,14 +129,14 @@ class IdleWindowThrottle:
         self._paid_at_s = 0.0
         self._left = 0
         self._rooms: list[int] = []
-        """Bytes that the windows of a lap take from the n-th on; worked out once a lap."""
+        """Bytes that the windows take from the n-th on; worked out once an iteration."""
         self._from: tuple[float, int, int] | None = None
         """Where this transfer began, as `_here` has it; None: it cannot tell what windows take."""
         self._kept: deque[float] = deque(maxlen=MEMORY_KEPT)
         """Fraction that windows took of what they promised, by transfer."""
         self._trust = 1.0
         """The fraction that nearly all of them took; 1 while nothing is known."""
-        self._laps_left = 1
+        self._iterations_left = 1
         self._hurried = True
         """Nothing is known yet, or the fence waits."""
 
@@ -145,13 +145,13 @@ class IdleWindowThrottle:
     def began(self, what: str, at_s: float | None = None) -> None:
         """A chunk of compute, or a collective, begins."""
         with self._lock:
-            self._laps.began(what, self._now_s() if at_s is None else at_s)
+            self._forecast.began(what, self._now_s() if at_s is None else at_s)
 
     def ended(self, what: str, at_s: float | None = None) -> None:
         """It ended."""
         with self._lock:
             now_s = self._now_s() if at_s is None else at_s
-            self._laps.ended(now_s)
+            self._forecast.ended(now_s)
             # Who is woken for nothing takes the interpreter's lock from the training.
             if self._waiting and self._news(now_s):
                 self._changed.notify_all()
@@ -159,14 +159,14 @@ class IdleWindowThrottle:
     def step_began(self, at_s: float | None = None) -> None:
         """The optimizer's step begins."""
         with self._lock:
-            self._laps.step_began(self._now_s() if at_s is None else at_s)
+            self._forecast.step_began(self._now_s() if at_s is None else at_s)
 
     def boundary(self, at_s: float | None = None) -> None:
         """The optimizer's step ended."""
         with self._lock:
-            self._laps.boundary(self._now_s() if at_s is None else at_s)
+            self._forecast.boundary(self._now_s() if at_s is None else at_s)
             self._rooms = []
-            self._laps_left = max(1, self._laps_left - 1)
+            self._iterations_left = max(1, self._iterations_left - 1)
             self._changed.notify_all()
 
     def hurry(self) -> None:
@@ -182,7 +182,7 @@ class IdleWindowThrottle:
 
         Asked between all chunks: most gaps of a pipeline take none, and nothing is news there.
         """
-        around_s = self._laps.around_s
+        around_s = self._forecast.around_s
         if around_s and max(around_s) < self._least_s:
             return False
         return any(self._in_window(nbytes, now_s) for nbytes in self._waiting) or (
@@ -192,45 +192,45 @@ class IdleWindowThrottle:
     # ------------------------------------------------------------------ the mover
 
     def hand_in(self, lengths_s: Mapping[int, float], fingerprint: str) -> None:
-        """Lengths by window from a profile; refused by the first lap of another order."""
+        """Lengths by window from a profile; refused by the first iteration of another order."""
         with self._lock:
-            self._laps.hand_in(lengths_s, fingerprint)
+            self._forecast.hand_in(lengths_s, fingerprint)
 
     @property
     def learned(self) -> bool:
         """Whether there are windows to count on."""
-        return self._laps.learned
+        return self._forecast.learned
 
     @property
     def refused(self) -> str:
         """Why a profile's windows were not used, "" if they were or there were none."""
-        return self._laps.refused
+        return self._forecast.refused
 
     @property
     def hurried(self) -> bool:
         """Whether everything passes: somebody waits, or there are no windows to wait for."""
         return self._hurried
 
-    def lap(self) -> tuple[float, list[tuple[float, float]]]:
+    def iteration(self) -> tuple[float, list[tuple[float, float]]]:
         """(begin of this iteration, its windows that have closed), seconds of the clock."""
         with self._lock:
-            now = self._laps.now
+            now = self._forecast.now
             pairs = zip(now.opened_s, now.lengths_s, strict=True)
             return now.began_s, [(at_s, at_s + length_s) for at_s, length_s in pairs]
 
-    def begin(self, nbytes: int, *, laps: int = 1) -> WindowUse:
-        """A transfer of `nbytes` begins, to be through within `laps` iterations.
+    def begin(self, nbytes: int, *, iterations: int = 1) -> WindowUse:
+        """A transfer of `nbytes` begins, to be through within `iterations` iterations.
 
         Chooses the chunk size and whether to use windows at all; returns what becomes of it.
         """
         with self._lock:
             self._moving = {}
             self.use = use = WindowUse(nbytes=nbytes)
-            self._left, self._laps_left = nbytes, laps
+            self._left, self._iterations_left = nbytes, iterations
             self._paid_at_s = 0.0
-            room = self._use_windows(nbytes / laps)
+            room = self._use_windows(nbytes / iterations)
             self._from = self._here(self._now_s()) if self._rates else None
-            use.reason = self._not_worth(nbytes, laps * room)
+            use.reason = self._not_worth(nbytes, iterations * room)
             self._hurried = bool(use.reason)
             return use
 
@@ -246,9 +246,9 @@ class IdleWindowThrottle:
             self._measure(self._now_s())
 
     @property
-    def lap_s(self) -> float:
+    def iteration_s(self) -> float:
         """Usual time of an iteration; infinite while none is known."""
-        return self._laps.lap_s
+        return self._forecast.iteration_s
 
     def wait(self, nbytes: int) -> float:
         """Blocks until `nbytes` fit into a window, must move beside compute, or time is up."""
@@ -283,7 +283,7 @@ class IdleWindowThrottle:
         excess = self._left - self._trust * self._room(now_s)
         if excess <= 0:
             return None, self.longest_wait_s
-        if self._laps.shortest_s:  # the longest windows were not enough
+        if self._forecast.shortest_s:  # the longest windows were not enough
             self._take_stock(now_s)
             self._use_windows(math.inf)
             return self._judge(nbytes, now_s)
@@ -296,10 +296,10 @@ class IdleWindowThrottle:
 
     def _in_window(self, nbytes: int, now_s: float) -> Passed | None:
         """How it passes in the window that is open; None: not in this one."""
-        free_s = self._laps.left_s(now_s) - max(0.0, self._busy_until_s - now_s)
+        free_s = self._forecast.left_s(now_s) - max(0.0, self._busy_until_s - now_s)
         if self._takes_s(nbytes) * (1 + self._margin) <= free_s:
             return "window"
-        if free_s > NEARLY_ALL * max(self._laps.forecasts_s, default=math.inf):
+        if free_s > NEARLY_ALL * max(self._forecast.forecasts_s, default=math.inf):
             return "overlap"  # fits nowhere: it begins with the longest window at least
         return None
 
@@ -320,7 +320,7 @@ class IdleWindowThrottle:
         posts what it has computed while the mover waits for the same core.
         """
         began, self._from = self._from, None
-        if began is None or self.use.reason or self._laps.now.astray:
+        if began is None or self.use.reason or self._forecast.now.astray:
             return
         self._rooms = []  # as fast as chunks are known to move by now
         promised = self._ahead(*began) - self._room(now_s)
@@ -364,44 +364,51 @@ class IdleWindowThrottle:
         return self._ahead(*self._here(now_s))
 
     def _here(self, now_s: float) -> tuple[float, int, int]:
-        """(seconds left of the window that is open, number of the next one, laps left)."""
-        return self._laps.left_s(now_s), self._laps.following, self._laps_left
+        """(seconds left of the window that is open, number of the next one, iterations left)."""
+        return self._forecast.left_s(now_s), self._forecast.following, self._iterations_left
 
-    def _ahead(self, left_s: float, following: int, laps_left: int) -> int:
+    def _ahead(self, left_s: float, following: int, iterations_left: int) -> int:
         chunk = self.use.chunk_bytes
         self._rooms = rooms = self._rooms or self._from_window_on(chunk)
-        ahead = rooms[min(following, len(rooms) - 1)] + rooms[0] * (laps_left - 1)
+        ahead = rooms[min(following, len(rooms) - 1)] + rooms[0] * (iterations_left - 1)
         return self._filled([left_s], chunk) + ahead
 
     def _from_window_on(self, chunk: int) -> list[int]:
         """[bytes of all windows, of all but the first, ..., 0]."""
         each_s = (1 + self._margin) * self._takes_s(chunk)
-        taken = [int(window_s / each_s) * chunk for window_s in self._laps.forecasts_s]
+        taken = [int(window_s / each_s) * chunk for window_s in self._forecast.forecasts_s]
         return [*itertools.accumulate(reversed(taken), initial=0)][::-1]
 
     def _beside_s(self, now_s: float) -> float:
         """Time until the optimizer's step, windows apart: what overlaps is spread over it."""
-        laps = self._laps
-        end_s = laps.now.began_s + laps.until_step_s - now_s + (self._laps_left - 1) * laps.lap_s
-        return max(0.0, end_s - laps.left_s(now_s) - sum(laps.forecasts_s[laps.following :]))
+        forecast = self._forecast
+        end_s = (
+            forecast.now.began_s
+            + forecast.until_step_s
+            - now_s
+            + (self._iterations_left - 1) * forecast.iteration_s
+        )
+        return max(
+            0.0, end_s - forecast.left_s(now_s) - sum(forecast.forecasts_s[forecast.following :])
+        )
 
     def _use_windows(self, nbytes: float) -> int:
-        """The longest windows that take so much in a lap, or all; the bytes that they take.
+        """The longest windows that take so much in an iteration, or all; the bytes that they take.
 
         In a gap the host posts messages and prepares the next chunk, and the shorter the gap, the
         more of it that is.  In chunks of the largest size that fills them about as well as any.
         Asked in the boundary: most gaps of a pipeline are no windows, and are looked at once.
         """
-        least_s, laps = self._least_s, self._laps
-        laps.leave_alone(0.0)
-        windows_s = sorted((w for w in laps.forecasts_s if w >= least_s), reverse=True)
+        least_s, forecast = self._least_s, self._forecast
+        forecast.leave_alone(0.0)
+        windows_s = sorted((w for w in forecast.forecasts_s if w >= least_s), reverse=True)
         each_s = (1 + self._margin) * self._takes_s(self._chunks[0])
         taken = itertools.accumulate(int(w / each_s) * self._chunks[0] for w in windows_s)
         wanted = SPARE * nbytes / max(self._trust, 1e-9)
         enough = next((number for number, fill in enumerate(taken, 1) if fill >= wanted), None)
         if enough is not None:
             del windows_s[enough:]
-            laps.leave_alone(windows_s[-1])
+            forecast.leave_alone(windows_s[-1])
         filled = [self._filled(windows_s, chunk) for chunk in self._chunks]
         good = NEARLY_ALL * max(filled)
         self.use.chunk_bytes, room = next(
@@ -412,7 +419,7 @@ class IdleWindowThrottle:
 
     def _not_worth(self, nbytes: int, room: int) -> str:
         """A sentence when windows, which promise `room`, do not help this transfer."""
-        if not self._laps.learned:
+        if not self._forecast.learned:
             return "no windows known yet: the first iterations show them"
         trust, least = self._trust, YIELD_SHARE * nbytes
         if trust * room >= least:
@@ -421,7 +428,7 @@ class IdleWindowThrottle:
             self._remember(1.0)  # in the end it is forgotten, and windows are tried again
             doubt = f"took {trust:.0%} of what they promised lately"
         else:
-            doubt = f"longest {max(self._laps.forecasts_s, default=0.0) * 1e3:.2f} ms"
+            doubt = f"longest {max(self._forecast.forecasts_s, default=0.0) * 1e3:.2f} ms"
         return (
             f"windows take {int(trust * room)} of {nbytes} bytes ({doubt}, the smallest "
             f"chunk needs {self._least_s * 1e3:.2f} ms): copied beside the compute"

@@ -1,7 +1,7 @@
 """Whether copies to other nodes wait for the windows of the network: bytes against gaps.
 
     room   = B / (1 + margin) * sum max(0, g_j - alpha)      bytes of one iteration, p10 g_j
-    share  = room * laps / (S x sent)                        of what a node sends, 0..1
+    share  = room * iterations / (S x sent)                        of what a node sends, 0..1
 
 over the iterations that a copy may take.  The rank with the least room decides.  `auto` waits for
 windows where snapshots do, or where the rate would be cut because an exchange slows the training
@@ -17,7 +17,7 @@ from autockpt.policies.staging.idle_windows import MARGINS, WORTH
 from autockpt.values.goal import Goal
 from autockpt.values.plan import Staging
 from autockpt.values.profile import Profile
-from autockpt.values.redundancy import PeerSchedule, Redundancy, copy_laps
+from autockpt.values.redundancy import PeerSchedule, Redundancy, copy_iterations
 from autockpt.values.units import format_bytes, format_fraction
 
 
@@ -60,7 +60,7 @@ def window_share(profile: Profile, redundancy: Redundancy, interval_steps: int) 
         return 0.0
     margin = min(max(MARGINS[0], 2 * way.spread), MARGINS[1])
     room = way.bytes_per_s / (1 + margin) * min(by_rank.values())
-    return min(1.0, room * copy_laps(interval_steps) / sent)
+    return min(1.0, room * copy_iterations(interval_steps) / sent)
 
 
 def _schedule(
@@ -77,7 +77,8 @@ def _schedule(
         return "windows", "snapshots wait for windows too"
     share = window_share(profile, redundancy, interval_steps)
     sent = format_bytes(crossing_bytes(profile, redundancy))
-    fits = f"windows take {format_fraction(share)} of {sent} in {copy_laps(interval_steps)} steps"
+    steps = copy_iterations(interval_steps)
+    fits = f"windows take {format_fraction(share)} of {sent} in {steps} steps"
     if not redundancy.rate_bytes_per_s or goal.redundancy.rate_bytes_per_s:
         return "paced", "no exchange slows the training so much that its rate is cut"
     return ("windows" if share >= WORTH else "paced"), fits

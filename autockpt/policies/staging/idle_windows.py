@@ -57,7 +57,7 @@ def fit_windows(profile: Profile, link: LinkMeasure | None) -> WindowFit | None:
 
     None where none were measured.
     """
-    ranks = sorted({lap.rank for lap in profile.laps if lap.schedule})
+    ranks = sorted({trace.rank for trace in profile.traces if trace.schedule})
     if not ranks or link is None:
         return None
     margin = min(max(MARGINS[0], 2 * link.relative_spread), MARGINS[1])

@@ -15,13 +15,13 @@ from autockpt.profiles.assemble import Measurements
 from autockpt.profiles.estimators import maybe
 from autockpt.profiles.probes.iteration import CudaTicker
 from autockpt.profiles.probes.windows.collectives import CollectiveHooks, CollectiveRecorder
-from autockpt.profiles.probes.windows.iteration_trace import LapRecorder
+from autockpt.profiles.probes.windows.iteration_trace import TraceRecorder
 from autockpt.profiles.probes.windows.pipeline_hooks import StageHooks
 from autockpt.profiles.probes.windows.pipeline_orders import schedule_name
 from autockpt.profiling.facts.ranks import Ranks
 from autockpt.profiling.measure.window_hooks import StageGate
 from autockpt.values.errors import AutockptError
-from autockpt.values.profile import Bubble, Lap
+from autockpt.values.profile import Bubble, IterationTrace
 from autockpt.values.record import from_json, to_json
 
 
@@ -29,7 +29,7 @@ from autockpt.values.record import from_json, to_json
 class RankWindows:
     """What one rank sends to the one that writes."""
 
-    laps: tuple[Lap, ...]
+    traces: tuple[IterationTrace, ...]
     bubbles: tuple[Bubble, ...]
 
 
@@ -37,11 +37,11 @@ class WindowProbe:
     """Listens to pipeline stages and collectives while attached."""
 
     def __init__(self) -> None:
-        self._chunks, self._network = LapRecorder(), CollectiveRecorder()
+        self._chunks, self._network = TraceRecorder(), CollectiveRecorder()
         self._stages, self._collectives = StageHooks(self._chunks), CollectiveHooks(self._network)
         self._attached = False
         self._blind = False
-        self._own_windows = RankWindows(laps=(), bubbles=())
+        self._own_windows = RankWindows(traces=(), bubbles=())
         self.stages: StageGate | None = None
         """What holds copies back while their cost is measured; None: no copy is held back."""
 
@@ -69,7 +69,7 @@ class WindowProbe:
     def hold_back(self, rank: int, device: DeviceCopier | None) -> StageGate:
         """A gate that knows the windows of this rank, until `detach`."""
         self.stages = StageGate(device=device)
-        self.stages.hand_in(rank, self._own_windows.laps, self._own_windows.bubbles)
+        self.stages.hand_in(rank, self._own_windows.traces, self._own_windows.bubbles)
         return self.stages
 
     @property
@@ -107,20 +107,20 @@ class WindowProbe:
             )
         for text in ranks.gathered(to_json(self._own_windows)):
             found = from_json(RankWindows, text)
-            measured.laps += found.laps
+            measured.traces += found.traces
             measured.bubbles += found.bubbles
 
     def _own(self, rank: int, data_wait_s: Sequence[float]) -> RankWindows:
         self._chunks.flush()
-        laps: list[Lap] = []
+        traces: list[IterationTrace] = []
         bubbles: list[Bubble] = []
         if any(sample.marks for sample in self._chunks.samples):
             name = schedule_name(self._stages.schedule)
-            laps.append(windows.lap(self._chunks.samples, rank=rank, schedule=name))
+            traces.append(windows.trace(self._chunks.samples, rank=rank, schedule=name))
             bubbles += windows.device_bubbles(self._chunks.samples, rank=rank)
         if any(sample.marks for sample in self._network.samples):
-            if not laps:
+            if not traces:
                 bubbles += windows.wait_bubble(maybe(data_wait_s), rank=rank)
-                laps.append(windows.lap(self._network.samples, rank=rank))
+                traces.append(windows.trace(self._network.samples, rank=rank))
             bubbles += windows.network_bubbles(self._network.samples, rank=rank)
-        return RankWindows(laps=tuple(laps), bubbles=tuple(bubbles))
+        return RankWindows(traces=tuple(traces), bubbles=tuple(bubbles))

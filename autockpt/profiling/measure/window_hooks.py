@@ -16,7 +16,7 @@ from autockpt.executors.throttle.idle_windows import (
     IdleWindowThrottle,
 )
 from autockpt.profiles.probes.windows.pipeline_hooks import StageHooks
-from autockpt.values.profile import Bubble, Lap
+from autockpt.values.profile import Bubble, IterationTrace
 
 LONGEST_WAIT_S = 5.0
 """Of one chunk: longer than most iterations; the fence ends a wait anyway."""
@@ -47,9 +47,11 @@ class StageGate:
         lost = isinstance(self._marks, DeviceMarks) and self._marks.error is not None
         return None if lost else self._gate
 
-    def hand_in(self, rank: int, laps: Sequence[Lap], bubbles: Sequence[Bubble]) -> None:
+    def hand_in(
+        self, rank: int, traces: Sequence[IterationTrace], bubbles: Sequence[Bubble]
+    ) -> None:
         """The windows of `rank` as a profile has them; those of collectives are not for this."""
-        own = next((lap for lap in laps if lap.rank == rank and lap.schedule), None)
+        own = next((trace for trace in traces if trace.rank == rank and trace.schedule), None)
         if own is not None:
             gaps = [b for b in bubbles if b.rank == rank and b.after >= 0]
             self._gate.hand_in({b.after: b.length_s.p10 for b in gaps}, own.fingerprint)

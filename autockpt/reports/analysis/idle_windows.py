@@ -76,7 +76,7 @@ def windows(
 def _found(events: Sequence[Event], profile: Profile | None) -> Windows | None:
     used = [event for event in events if isinstance(event, IdleWindowsUsed)]
     bubbles = [b for b in profile.bubbles if b.what == "device"] if profile else []
-    schedule = next((lap.schedule for lap in profile.laps), "") if profile else ""
+    schedule = next((trace.schedule for trace in profile.traces), "") if profile else ""
     if used:
         return _of_run(used, schedule)
     if profile is None or not bubbles:

@@ -46,8 +46,8 @@ class Alone:
     def __init__(
         self, orders: Sequence[Order], times: Sequence[ChunkTimes], transfer_s: float = 0.0
     ) -> None:
-        laps = replayed(orders, [constant_work(orders, times)], transfer_s=transfer_s)
-        self.spans = [lap.spans for (lap,) in laps]
+        traces = replayed(orders, [constant_work(orders, times)], transfer_s=transfer_s)
+        self.spans = [trace.spans for (trace,) in traces]
         self.makespan_s = max(spans[-1][1] for spans in self.spans)
 
     def gaps(self, rank: int) -> tuple[tuple[float, float], ...]:
@@ -138,7 +138,7 @@ def test_what_a_host_needs_between_chunks_is_hidden_by_longer_waits() -> None:
     laid = replayed(gpipe_orders(2, 2), [ranks])
     assert [b for b, _ in laid[0][0].spans] == [0.25, 1.5, 6.25, 8.75]
     assert [b for b, _ in laid[1][0].spans] == [1.25, 2.75, 4.25, 6.75]
-    assert [lap[0].step_s for lap in laid] == [11.0, 9.25]
+    assert [trace[0].step_s for trace in laid] == [11.0, 9.25]
 
 
 def test_each_iteration_has_its_own_times() -> None:
@@ -148,10 +148,10 @@ def test_each_iteration_has_its_own_times() -> None:
         [work(first, step_s=0.5), work(usual, step_s=1.5)] for first in (usual, slow, usual)
     ]
     ahead, behind = replayed(one_f_one_b_orders(2, 1), iterations, transfer_s=0.25)
-    assert [lap.lap_s for lap in ahead] == [7.0, 10.0, 7.0]
-    assert [lap.marks for lap in behind] == [("1F0", "1B0")] * 3
-    assert [lap.spans[0][0] for lap in behind] == [1.25, 5.5, 2.5]
-    assert behind[2].lap_s == 7.0
+    assert [trace.iteration_s for trace in ahead] == [7.0, 10.0, 7.0]
+    assert [trace.marks for trace in behind] == [("1F0", "1B0")] * 3
+    assert [trace.spans[0][0] for trace in behind] == [1.25, 5.5, 2.5]
+    assert behind[2].iteration_s == 7.0
 
 
 @pytest.mark.parametrize("name", ["GPipe", "Interleaved1F1B", "LoopedBFS", "DualPipeV"])

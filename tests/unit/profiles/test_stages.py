@@ -1,4 +1,4 @@
-"""Hooks on torch's own pipeline stages, and the laps and windows made of what they hear."""
+"""Hooks on torch's own pipeline stages, and the traces and windows made of what they hear."""
 
 from collections.abc import Iterator
 
@@ -7,19 +7,19 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, schedules
 
-from autockpt.profiles.probes.windows.iteration_trace import LapRecorder
+from autockpt.profiles.probes.windows.iteration_trace import TraceRecorder
 from autockpt.profiles.probes.windows.pipeline_hooks import StageHooks
 from autockpt.profiles.probes.windows.pipeline_orders import (
     orders_of,
     planned_orders,
     schedule_name,
 )
-from autockpt.profiles.samples import LapSample
+from autockpt.profiles.samples import TraceSample
 from autockpt.profiles.windows import (
     chunk_times,
     device_bubbles,
-    lap,
     network_bubbles,
+    trace,
     wait_bubble,
 )
 from autockpt.values.errors import ConfigError
@@ -112,7 +112,7 @@ def test_a_chunk_that_raises_still_ends() -> None:
 @pytest.mark.usefixtures("alone")
 def test_the_recorder_makes_whole_iterations_of_marks() -> None:
     """Times of chunks lie in order between boundary and step."""
-    recorder = LapRecorder()
+    recorder = TraceRecorder()
     hooks, schedule, batch = StageHooks(recorder), schedule_of("1F1B"), torch.ones(8, 4)
     hooks.attach()
     try:
@@ -127,8 +127,8 @@ def test_the_recorder_makes_whole_iterations_of_marks() -> None:
         moments = [moment for span in sample.spans for moment in span]
         assert moments == sorted(moments)
         assert moments[0] >= 0
-        assert moments[-1] <= sample.step_s <= sample.lap_s
-        assert 0 < sample.probe_s < sample.lap_s
+        assert moments[-1] <= sample.step_s <= sample.iteration_s
+        assert 0 < sample.probe_s < sample.iteration_s
 
 
 class LateTicker:
@@ -154,7 +154,7 @@ class LateTicker:
 def test_marks_of_a_device_are_read_one_iteration_late() -> None:
     """So that nobody waits for it."""
     ticker = LateTicker()
-    recorder = LapRecorder(ticker)
+    recorder = TraceRecorder(ticker)
     for _ in range(3):
         recorder.began("0F0")
         recorder.ended("0F0")
@@ -168,16 +168,16 @@ def test_marks_of_a_device_are_read_one_iteration_late() -> None:
 
 def sample(
     *spans: tuple[float, float], names: tuple[str, ...] = (), step: float = 1.0
-) -> LapSample:
+) -> TraceSample:
     """An iteration with chunks at these times."""
     marks = names or tuple(f"0F{n}" for n in range(len(spans)))
-    return LapSample(marks=marks, spans=spans, step_s=step, lap_s=step + 0.1, probe_s=0.001)
+    return TraceSample(marks=marks, spans=spans, step_s=step, iteration_s=step + 0.1, probe_s=0.001)
 
 
 def test_gaps_lie_between_chunks_and_before_the_step() -> None:
     """Numbered by the chunks that ended before them."""
-    laps = [sample((0.2, 0.3), (0.3, 0.5)), sample((0.25, 0.35), (0.35, 0.5))]
-    found = device_bubbles(laps, rank=3)
+    traces = [sample((0.2, 0.3), (0.3, 0.5)), sample((0.25, 0.35), (0.35, 0.5))]
+    found = device_bubbles(traces, rank=3)
     assert [(b.after, b.rank, b.what) for b in found] == [(0, 3, "device"), (2, 3, "device")]
     assert found[0].length_s.p50 == pytest.approx(0.225)
     assert found[1].offset_s.p50 == pytest.approx(0.5)
@@ -186,21 +186,21 @@ def test_gaps_lie_between_chunks_and_before_the_step() -> None:
 
 def test_iterations_of_another_order_are_left_out_and_counted() -> None:
     """An evaluation between two iterations has forwards only."""
-    laps = [sample((0.2, 0.3), (0.4, 0.5))] * 3 + [sample((0.0, 0.9), names=("0F9",))]
-    taken = lap(laps, rank=0, schedule="1F1B")
+    traces = [sample((0.2, 0.3), (0.4, 0.5))] * 3 + [sample((0.0, 0.9), names=("0F9",))]
+    taken = trace(traces, rank=0, schedule="1F1B")
     assert taken.odd == 1
     assert list(taken.chunk_s) == ["0F"]
     assert taken.chunk_s["0F"].p50 == pytest.approx(0.1)
     assert taken.overhead == pytest.approx(0.001 / 1.1)
     assert chunk_times([taken]) == {"0F": pytest.approx(0.1)}
-    other = lap([sample((0.0, 0.9), names=("0F9",))], rank=0)
+    other = trace([sample((0.0, 0.9), names=("0F9",))], rank=0)
     assert other.fingerprint != taken.fingerprint
 
 
 def test_network_windows_lie_outside_overlapping_collectives() -> None:
     """Two all-reduces of DDP overlap; the rest of the iteration is one window on either side."""
-    laps = [sample((0.3, 0.6), (0.5, 0.8), names=("all_reduce", "all_reduce"))] * 2
-    found = network_bubbles(laps, rank=0)
+    traces = [sample((0.3, 0.6), (0.5, 0.8), names=("all_reduce", "all_reduce"))] * 2
+    found = network_bubbles(traces, rank=0)
     assert [round(b.offset_s.p50, 6) for b in found] == [0.0, 0.8]
     assert [round(b.length_s.p50, 6) for b in found] == [0.3, 0.3]
     assert {b.what for b in found} == {"network"}
@@ -218,13 +218,16 @@ def test_short_waits_are_no_windows() -> None:
 def test_nothing_recorded_is_an_error_that_says_what_to_do() -> None:
     """A script of one iteration."""
     with pytest.raises(ConfigError, match="give the script more steps"):
-        lap([], rank=0)
+        trace([], rank=0)
 
 
 def test_profiles_without_windows_still_load() -> None:
     """Written before there were any."""
     text = to_json(example_profile(**example_windows()))
-    assert from_json(Profile, text).laps[0].schedule == "1F1B"
+    assert from_json(Profile, text).traces[0].schedule == "1F1B"
     old = to_json(example_profile())
-    assert '"laps"' in old
-    assert from_json(Profile, old.replace('"laps":[],', "").replace('"laps": [],', "")).laps == ()
+    assert '"traces"' in old
+    assert (
+        from_json(Profile, old.replace('"traces":[],', "").replace('"traces": [],', "")).traces
+        == ()
+    )

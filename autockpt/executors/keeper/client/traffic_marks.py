@@ -47,9 +47,9 @@ class MarkWriter:
         self._lock = threading.Lock()
         self._names: dict[str, int] = {}
 
-    def spread(self, laps: int) -> None:
+    def spread(self, iterations: int) -> None:
         """Copies may take so many iterations; 0: no marks are made, windows are not known."""
-        self._cells[CELL_SPREAD] = laps
+        self._cells[CELL_SPREAD] = iterations
 
     def began(self, what: str) -> None:
         """Traffic begins."""

@@ -19,7 +19,7 @@ LONGEST_WAIT_S = 1.0
 """Of one piece."""
 BUSY_S, IDLE_S = 250e-6, 20e-3
 """Between two looks at the marks: while something moves, and while windows are only learned."""
-SILENT_S, SILENT_LAPS = 1.0, 3.0
+SILENT_S, SILENT_ITERATIONS = 1.0, 3.0
 """A trainer that has marked nothing for so long, and so many iterations, stands still."""
 
 
@@ -112,7 +112,7 @@ class LinkWindows:
         self._began_s = self._now_s()
         self._beside = RateLimiter(rate, longest_wait_s=LONGEST_WAIT_S) if rate else Unlimited()
         self._gate.beside_bytes_per_s = rate or float("inf")
-        self._gate.begin(nbytes, laps=max(1, self._marks.spread))
+        self._gate.begin(nbytes, iterations=max(1, self._marks.spread))
 
     def _trouble(self) -> str:
         """Why windows can not be counted on any more, "" if they can."""
@@ -121,7 +121,7 @@ class LinkWindows:
             return "the trainer does not say any more when its network idles"
         if not self._gate.learned:
             return "the traffic of the training has another order now"
-        if silent_s > max(SILENT_S, SILENT_LAPS * self._gate.lap_s):
+        if silent_s > max(SILENT_S, SILENT_ITERATIONS * self._gate.iteration_s):
             return "the training stands still"
         return ""
 

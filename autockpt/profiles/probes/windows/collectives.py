@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from autockpt.profiles.probes.windows.pipeline_hooks import ChunkListener
-from autockpt.profiles.samples import LapSample
+from autockpt.profiles.samples import TraceSample
 
 _Bucket: Any = vars(dist)["GradBucket"]  # DDP checks the annotation of a hook
 NAMES = (
@@ -30,7 +30,7 @@ class CollectiveRecorder:
     """Spans of collectives between two optimizer steps; ends come from threads of the back end."""
 
     def __init__(self) -> None:
-        self.samples: list[LapSample] = []
+        self.samples: list[TraceSample] = []
         self._lock = threading.Lock()
         self._began_s: float | None = None
         self._step_s: float | None = None
@@ -60,11 +60,11 @@ class CollectiveRecorder:
         if began_s is not None:
             inside = [(what, a - began_s, b - began_s) for what, a, b in spans if a >= began_s]
             self.samples.append(
-                LapSample(
+                TraceSample(
                     marks=tuple(what for what, _, _ in inside),
                     spans=tuple((a, b) for _, a, b in inside),
                     step_s=(now_s if step_s is None else step_s) - began_s,
-                    lap_s=now_s - began_s, probe_s=self._probe_s,
+                    iteration_s=now_s - began_s, probe_s=self._probe_s,
                 )
             )  # fmt: skip
         self._began_s, self._step_s, self._probe_s = now_s, None, 0.0

@@ -10,10 +10,10 @@ import time
 from typing import Any
 
 from autockpt.profiles.probes.iteration import HostTicker, Ticker
-from autockpt.profiles.samples import LapSample
+from autockpt.profiles.samples import TraceSample
 
 
-class LapRecorder:
+class TraceRecorder:
     """Hears chunks (`stages.ChunkListener`) and optimizer steps; samples of whole iterations.
 
     All methods run on the training thread.  `step_began` before the fence, so that a wait there is
@@ -22,7 +22,7 @@ class LapRecorder:
 
     def __init__(self, ticker: Ticker | None = None) -> None:
         self.ticker = ticker or HostTicker()
-        self.samples: list[LapSample] = []
+        self.samples: list[TraceSample] = []
         self._began: Any = None
         self._step: Any = None
         self._marks: list[tuple[str, Any, Any]] = []
@@ -66,10 +66,10 @@ class LapRecorder:
         between = self.ticker.between
         for began, step, ended, marks, probe_s in self._late:
             self.samples.append(
-                LapSample(
+                TraceSample(
                     marks=tuple(what for what, _, _ in marks),
                     spans=tuple((between(began, a), between(began, b)) for _, a, b in marks),
-                    step_s=between(began, step), lap_s=between(began, ended), probe_s=probe_s,
+                    step_s=between(began, step), iteration_s=between(began, ended), probe_s=probe_s,
                 )
             )  # fmt: skip
         self._late = []

@@ -11,11 +11,11 @@ import pytest
 
 from autockpt.cli import app
 from autockpt.run_directory import RunDirectory
-from autockpt.values.profile import Distribution, Lap
+from autockpt.values.profile import Distribution, IterationTrace
 from tests.support.profiles import distribution, example_profile
 
 DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "bubbles.md"
-LAPS, MICROBATCHES = 20, 8
+ITERATIONS, MICROBATCHES = 20, 8
 
 
 def found(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
@@ -86,18 +86,18 @@ def pipeline_profile(folder: Path) -> str:
     """Of four ranks under 1F1B, the second stage of which is twice as slow."""
 
     def chunk(seconds: float) -> Distribution:
-        return replace(distribution(seconds), n=LAPS * MICROBATCHES)
+        return replace(distribution(seconds), n=ITERATIONS * MICROBATCHES)
 
-    laps = tuple(
-        Lap(
+    traces = tuple(
+        IterationTrace(
             rank=rank, schedule="1F1B", fingerprint="feed",
-            lap_s=replace(distribution(0.4), n=LAPS),
+            iteration_s=replace(distribution(0.4), n=ITERATIONS),
             chunk_s={f"{rank}F": chunk(0.01 * (1 + (rank == 1))), f"{rank}B": chunk(0.02)},
         )
         for rank in range(4)
     )  # fmt: skip
     directory = RunDirectory.create(folder / "pipeline")
-    directory.write_profile(example_profile(laps=laps))
+    directory.write_profile(example_profile(traces=traces))
     return str(directory.path)
 
 

@@ -54,10 +54,10 @@ class Training:
 
     def _next_s(self) -> float:
         if not self._ahead and self.running:
-            self._plan_lap()
+            self._plan_iteration()
         return self._ahead[0][0] if self._ahead else math.inf
 
-    def _plan_lap(self) -> None:
+    def _plan_iteration(self) -> None:
         at_s = self.clock.now_s
         for _ in range(LAYERS):
             at_s += GAP_S

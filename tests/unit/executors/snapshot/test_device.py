@@ -542,8 +542,8 @@ def test_a_gate_hears_of_a_chunk_when_the_device_gets_there(bench: Bench) -> Non
         tell()
     marks.close()
     marks._thread.join(PATIENCE_S)
-    assert gate._laps.now.marks == [BESIDE]
-    assert gate._laps.window == 1
+    assert gate._forecast.now.marks == [BESIDE]
+    assert gate._forecast.window == 1
 
 
 def test_a_device_that_fails_opens_the_gate(bench: Bench) -> None:

@@ -35,7 +35,9 @@ def gate_on(clock: FakeClock, longest_wait_s: float = 0.5) -> IdleWindowThrottle
     )
 
 
-def lap(gate: IdleWindowThrottle, clock: FakeClock, gaps_s: list[float], names: str = "F") -> None:
+def iteration(
+    gate: IdleWindowThrottle, clock: FakeClock, gaps_s: list[float], names: str = "F"
+) -> None:
     """One iteration: a gap, a chunk of compute, a gap, ... and the optimizer's step."""
     gate.boundary()
     for number, gap_s in enumerate(gaps_s):
@@ -55,7 +57,7 @@ def learned(
     """A gate that knows these windows, at a boundary: window 0 has just opened."""
     gate = gate_on(clock, longest_wait_s)
     for _ in range(LEARNED + 1):
-        lap(gate, clock, gaps_s)
+        iteration(gate, clock, gaps_s)
     gate.boundary()
     return gate
 
@@ -64,7 +66,7 @@ def in_window(clock: FakeClock) -> Throttle:
     """A window of 0.4 s is open, one of 0.2 s is ahead."""
     gate = learned(clock, [0.4, 0.2, 0.0])
     clock.now_s, clock.slept = 0.0, []
-    gate._laps.boundary(0.0)
+    gate._forecast.boundary(0.0)
     gate.begin(400 * MIB)
     return gate
 
@@ -73,7 +75,7 @@ def in_compute(clock: FakeClock) -> Throttle:
     """The next window is ahead, and nobody will say that it opened."""
     gate = learned(clock, [0.0, 0.4, 0.0])
     clock.now_s, clock.slept = 0.0, []
-    gate._laps.boundary(0.0)
+    gate._forecast.boundary(0.0)
     gate.began("0F0")
     gate.begin(100 * MIB)
     return gate
@@ -244,7 +246,7 @@ def test_what_overlaps_is_through_before_the_optimizer_steps() -> None:
     clock, gaps_s = FakeClock(), [0.1, 0.1, 0.0]
     gate = gate_on(clock, longest_wait_s=10.0)
     for _ in range(LEARNED + 1):
-        lap(gate, clock, gaps_s)
+        iteration(gate, clock, gaps_s)
         clock.now_s += 0.4
     gate.boundary()
     use = Mover(clock, gate, marks(clock, gate, gaps_s)).move(250 * MIB)
@@ -322,24 +324,30 @@ def test_of_the_longest_window_alone_is_told_what_it_kept() -> None:
 
 
 def test_the_longest_windows_are_as_many_as_needed() -> None:
-    """Two of three for twice the bytes; spread over two laps one is enough again."""
+    """Two of three for twice the bytes; spread over two iterations one is enough again."""
     clock = FakeClock()
     gate = learned(clock, [0.1, 0.3, 0.2, 0.0])
-    for nbytes, laps, in_use in ((180, 1, 1), (280, 1, 2), (330, 1, 3), (280, 2, 1), (600, 1, 3)):
-        gate.begin(nbytes * 10**6, laps=laps)
-        assert sum(w > 0 for w in gate._laps.forecasts_s) == in_use, nbytes
+    for nbytes, iterations, in_use in (
+        (180, 1, 1),
+        (280, 1, 2),
+        (330, 1, 3),
+        (280, 2, 1),
+        (600, 1, 3),
+    ):
+        gate.begin(nbytes * 10**6, iterations=iterations)
+        assert sum(w > 0 for w in gate._forecast.forecasts_s) == in_use, nbytes
 
 
 def test_an_evaluation_has_no_windows() -> None:
-    """Its chunks are others: what this lap's gaps are is not known, until the next lap."""
+    """Its chunks are others: the gaps of this iteration are unknown until the next one."""
     clock = FakeClock()
     gate = learned(clock, [0.1, 0.1, 0.0])
-    assert gate._laps.left_s(clock.now_s) == pytest.approx(0.1)
+    assert gate._forecast.left_s(clock.now_s) == pytest.approx(0.1)
     gate.began("0E0")
     gate.ended("0E0")
-    assert gate._laps.left_s(clock.now_s) == 0.0
+    assert gate._forecast.left_s(clock.now_s) == 0.0
     gate.boundary()
-    assert gate._laps.left_s(clock.now_s) == pytest.approx(0.1)
+    assert gate._forecast.left_s(clock.now_s) == pytest.approx(0.1)
 
 
 def test_between_chunks_without_news_nothing_is_worked_out(
@@ -368,17 +376,17 @@ def test_a_window_that_closes_early_stops_the_copy() -> None:
     assert len(inside) > 10
 
 
-def test_windows_that_move_are_felt_within_two_laps() -> None:
+def test_windows_that_move_are_felt_within_two_iterations() -> None:
     """The order is the same, the lengths are swapped: the forecast follows the shorter ones."""
     clock = FakeClock()
     gate = learned(clock, [0.3, 0.1, 0.0])
     for _ in range(2):
-        lap(gate, clock, [0.1, 0.3, 0.0])
-    assert gate._laps.forecasts_s[0] == pytest.approx(0.1)
-    assert gate._laps.forecasts_s[1] == pytest.approx(0.1)
+        iteration(gate, clock, [0.1, 0.3, 0.0])
+    assert gate._forecast.forecasts_s[0] == pytest.approx(0.1)
+    assert gate._forecast.forecasts_s[1] == pytest.approx(0.1)
     for _ in range(MEMORY):
-        lap(gate, clock, [0.1, 0.3, 0.0])
-    assert gate._laps.forecasts_s[1] == pytest.approx(0.3)
+        iteration(gate, clock, [0.1, 0.3, 0.0])
+    assert gate._forecast.forecasts_s[1] == pytest.approx(0.3)
 
 
 def test_a_straggler_makes_windows_longer_and_nothing_breaks() -> None:
@@ -418,12 +426,12 @@ def test_windows_that_come_back_are_used_at_the_pace_of_copies_alone() -> None:
     gate = learned(clock, gaps_s, longest_wait_s=10.0)
     Mover(clock, gate, marks(clock, gate, gaps_s)).move(200 * MIB)
     for _ in range(MEMORY):
-        lap(gate, clock, vanished_s)
+        iteration(gate, clock, vanished_s)
     gate.boundary()
     use = Mover(clock, gate, marks(clock, gate, vanished_s)).move(200 * MIB, RATE / 8)
     assert use.passed == {"window": 0, "overlap": 200 * MIB, "fence": 0}
     for _ in range(MEMORY):
-        lap(gate, clock, gaps_s)
+        iteration(gate, clock, gaps_s)
     gate.boundary()
     assert gate.begin(200 * MIB).reason == ""
 
@@ -435,37 +443,37 @@ def test_windows_of_another_schedule_are_refused_by_their_fingerprint() -> None:
     gate.hand_in({0: 0.5, 1: 0.5}, order_digest(["0B0", "0F0"]))
     assert gate.begin(10 * MIB).reason == ""
     for _ in range(2):
-        lap(gate, clock, [0.1, 0.1, 0.0])
+        iteration(gate, clock, [0.1, 0.1, 0.0])
     gate.boundary()
     assert "do not fit" in gate.refused
     assert gate.begin(10 * MIB).reason.startswith("no windows known yet")
 
 
 def test_windows_of_the_same_schedule_are_used_from_the_first_iteration() -> None:
-    """The profile saved the laps of learning."""
+    """The profile saved the iterations of learning."""
     clock = FakeClock()
     gate = gate_on(clock)
     gate.hand_in({0: 0.1, 1: 0.1}, order_digest(["0F0", "0F1"]))
     assert gate.begin(10 * MIB).reason == ""
     for _ in range(2):
-        lap(gate, clock, [0.1, 0.1, 0.0])
+        iteration(gate, clock, [0.1, 0.1, 0.0])
     gate.boundary()
     assert gate.refused == ""
     assert gate.begin(10 * MIB).reason == ""
 
 
 def test_another_order_is_learned_anew_and_an_evaluation_is_not_an_order() -> None:
-    """One odd lap changes nothing; three in a row are a new schedule."""
+    """One odd iteration changes nothing; three in a row are a new schedule."""
     clock = FakeClock()
     gate = learned(clock, [0.1, 0.1, 0.0])
-    lap(gate, clock, [0.0, 0.0, 0.0], names="B")
-    lap(gate, clock, [0.1, 0.1, 0.0])
-    assert gate._laps.forecasts_s[0] == pytest.approx(0.1)
+    iteration(gate, clock, [0.0, 0.0, 0.0], names="B")
+    iteration(gate, clock, [0.1, 0.1, 0.0])
+    assert gate._forecast.forecasts_s[0] == pytest.approx(0.1)
     for _ in range(2 * LEARNED):
-        lap(gate, clock, [0.2, 0.05, 0.0], names="B")
+        iteration(gate, clock, [0.2, 0.05, 0.0], names="B")
     gate.boundary()
-    assert gate._laps.relearned == 1
-    assert gate._laps.forecasts_s[0] == pytest.approx(0.2)
+    assert gate._forecast.relearned == 1
+    assert gate._forecast.forecasts_s[0] == pytest.approx(0.2)
 
 
 def test_the_fence_opens_it_while_somebody_waits() -> None:
@@ -513,13 +521,13 @@ def test_the_training_has_its_core_first_until_somebody_waits(
 
 
 def test_a_transfer_may_take_several_iterations() -> None:
-    """Over three laps it waits for the windows of the next ones instead of overlapping."""
+    """Over three iterations it waits for the windows of the next ones instead of overlapping."""
     clock = FakeClock()
     gate = learned(clock, [0.1, 0.1, 0.0], longest_wait_s=0.01)
     gate.began("0F0")
     gate.begin(300 * MIB)
     assert gate.wait(4 * MIB) == 0.0
-    gate.begin(300 * MIB, laps=3)
+    gate.begin(300 * MIB, iterations=3)
     clock.now_s += 0.1
     assert gate.wait(4 * MIB) == pytest.approx(0.01)
 
@@ -532,19 +540,19 @@ EVENTS = st.lists(
 
 @settings(max_examples=100, deadline=None)
 @given(events=EVENTS)
-def test_marks_in_any_order_never_break_the_laps(events: list[tuple[str, float]]) -> None:
+def test_marks_in_any_order_never_break_the_forecast(events: list[tuple[str, float]]) -> None:
     """Exceptions in a chunk, evaluations, skipped steps: forecasts stay finite and positive."""
-    laps, now_s = IdleWindowForecast(), 0.0
+    forecast, now_s = IdleWindowForecast(), 0.0
     for what, after_s in events:
         now_s += after_s
         match what:
             case "began":
-                laps.began("0F0", now_s)
+                forecast.began("0F0", now_s)
             case "ended":
-                laps.ended(now_s)
+                forecast.ended(now_s)
             case "step":
-                laps.step_began(now_s)
+                forecast.step_began(now_s)
             case _:
-                laps.boundary(now_s)
-        assert 0 <= laps.left_s(now_s) <= now_s + 1
-        assert all(0 <= forecast <= now_s for forecast in laps.forecasts_s)
+                forecast.boundary(now_s)
+        assert 0 <= forecast.left_s(now_s) <= now_s + 1
+        assert all(0 <= length_s <= now_s for length_s in forecast.forecasts_s)

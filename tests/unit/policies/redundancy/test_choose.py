@@ -34,7 +34,7 @@ from autockpt.values.profile import (
     LinkTraffic,
     Profile,
 )
-from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy, copy_laps
+from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy, copy_iterations
 from tests.support.profiles import distribution, example_failures, example_profile, example_recovery
 
 GB = 10**9
@@ -309,7 +309,7 @@ def test_copies_wait_for_windows_where_the_rate_is_cut_and_windows_take_a_tenth(
     assert choice is not None
     assert redundancy.schedule == "windows", choice.reason
     assert "windows take" in choice.reason
-    steps = copy_laps(decision.plan.tier("memory").interval_steps)
+    steps = copy_iterations(decision.plan.tier("memory").interval_steps)
     room = 2e9 / 1.1 * 4 * (0.02 - 1e-4) * steps
     assert choice.numbers["peer_window_share"] == pytest.approx(min(1.0, room / 0.72e9), rel=0.1)
     assert chosen(cluster(slowdown=0.4), wish(**two))[1].schedule == "paced"  # none were measured

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from autockpt.profiles.probes.windows.collectives import CollectiveHooks, CollectiveRecorder
-from autockpt.profiles.windows import lap, network_bubbles
+from autockpt.profiles.windows import network_bubbles, trace
 
 
 @pytest.fixture(autouse=True)
@@ -46,9 +46,9 @@ def test_waited_and_asynchronous_collectives_are_seen(recorder: CollectiveRecord
     recorder.boundary()
     (sample,) = recorder.samples
     assert sample.marks == ("all_reduce", "broadcast")
-    assert all(0 <= begin <= end <= sample.lap_s for begin, end in sample.spans)
-    assert 0 < sample.probe_s < sample.lap_s
-    assert lap(recorder.samples, rank=0).chunk_s.keys() == {"all_reduce", "broadcast"}
+    assert all(0 <= begin <= end <= sample.iteration_s for begin, end in sample.spans)
+    assert 0 < sample.probe_s < sample.iteration_s
+    assert trace(recorder.samples, rank=0).chunk_s.keys() == {"all_reduce", "broadcast"}
 
 
 def test_buckets_of_ddp_are_seen_and_their_mean_is_ddps(
