@@ -8,14 +8,18 @@ import resource
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Sequence
+from typing import IO
 
 from autockpt import new_files
 from autockpt.executors.keeper.launch import socket_address, socket_path
 from autockpt.executors.keeper.server import Keeper
+from autockpt.executors.keeper.wire import note_directory
 from autockpt.executors.linux.timeslice import ask_for_long_slices
+from autockpt.values.errors import ProtocolError
 
 MOST_DESCRIPTORS = 2**18
 """More than any job has nodes."""
@@ -36,30 +40,76 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if os.fork():
         os._exit(0)
     _settle()
-    path = socket_path(options.run_directory, options.node)
-    lock_path = os.path.join(os.path.dirname(path), "keeper.lock")
-    with open(lock_path, "w", opener=new_files.private) as lock:
-        if not _locked(lock.fileno()):
-            return 0  # another keeper was faster
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
-        try:
-            keeper = Keeper(options.run_directory, options.node, options.checkpoints)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-            with socket_address(path) as address:
-                listener.bind(address)
-            os.chmod(path, 0o600)
-            listener.listen(64)
-            keeper.serve(listener)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-        except BaseException:
-            traceback.print_exc()
-            sys.stderr.flush()
-            return 1
+    seat = Seat(options.run_directory, options.node)
+    if not seat.take():
+        return 0  # another keeper was faster
+    try:
+        keeper = Keeper(options.run_directory, options.node, options.checkpoints)
+        keeper.serve(seat.listen(), seat.renew)
+        seat.leave()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        return 1
     return 0
+
+
+class Seat:
+    """The directory of a node's keeper, held by its lock, and the socket in it."""
+
+    def __init__(self, run_directory: str, node: int) -> None:
+        self._run_directory, self._node = run_directory, node
+        self._path = ""
+        self._lock: IO[str] | None = None
+
+    def take(self) -> bool:
+        """False: another keeper has it.  Waits a moment for one that is leaving."""
+        self._path = socket_path(self._run_directory, self._node)
+        name = os.path.join(os.path.dirname(self._path), "keeper.lock")
+        self._release()
+        self._lock = open(name, "w", opener=new_files.private)  # noqa: SIM115
+        if not _locked(self._lock.fileno()):
+            self._release()
+            return False
+        self._lock.write(f"{os.getpid()}\n")
+        self._lock.flush()
+        return True
+
+    def listen(self) -> socket.socket:
+        """A socket at its path, which trainers find."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        with socket_address(self._path) as address:
+            listener.bind(address)
+        os.chmod(self._path, 0o600)
+        listener.listen(64)
+        threading.Thread(  # its storage may hang
+            target=note_directory, args=(self._run_directory, self._node), daemon=True
+        ).start()
+        return listener
+
+    def renew(self) -> socket.socket | None:
+        """A new socket if the directory was removed, as the end of a login or of a batch job does.
+
+        None: it is there, or another keeper has its place.
+        """
+        if os.path.exists(self._path):
+            return None
+        with contextlib.suppress(OSError, ProtocolError):
+            return self.listen() if self.take() else None
+        return None
+
+    def leave(self) -> None:
+        """No trainer finds it any more."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+        self._release()
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+        self._lock = None
 
 
 def _locked(fd: int) -> bool:

@@ -180,10 +180,16 @@ class Keeper:
         with contextlib.suppress(OSError):
             self._wake_write.send(b"x")
 
-    def serve(self, listener: socket.socket) -> None:
-        """Serves until the run is over."""
-        listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+    def serve(
+        self,
+        listener: socket.socket,
+        renew: Callable[[], socket.socket | None] = lambda: None,
+    ) -> None:
+        """Serves until the run is over.
+
+        `renew` gives another socket to listen at, where the path of the first one is gone.
+        """
+        self._listen(listener)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
         next_tick = next_heartbeat = time.monotonic()
         while not self._finished():
@@ -200,6 +206,10 @@ class Keeper:
                 self._look_for_hangs(now)
                 self._write_status(now)
                 self._peers.stand("settled" if self._settled() else "busy")
+                again = renew()
+                if again is not None:
+                    self._log("the directory of its socket was removed; it has another one")
+                    self._listen(again)
             # Without trainers it is not held: a launch on other machines may take over.
             if now >= next_heartbeat and self._s.term and self._s.trainers:
                 next_heartbeat = now + HEARTBEAT_S
@@ -257,6 +267,10 @@ class Keeper:
     def _woken(self, sock: Any) -> None:
         with contextlib.suppress(BlockingIOError):
             sock.recv(4096)
+
+    def _listen(self, listener: socket.socket) -> None:
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
     def _accept(self, listener: Any) -> None:
         sock, _ = listener.accept()

@@ -514,11 +514,15 @@ def keeper_directory(run_directory: str, node: int) -> str:
 
     In `keepers_directory()`: a run directory may be on a network file system.  Any user may take
     that name in /tmp first; then it is in the run directory, and stays there as long as it exists,
-    so that all processes of a run find the same one.  Raises ProtocolError when there is neither.
+    so that all processes of a run find the same one.  A keeper that runs has noted its directory in
+    the run's: the next start may have another TMPDIR.  Raises ProtocolError when there is neither.
     """
     beside = os.path.join(os.path.realpath(run_directory), f"keeper-{_boot()}-{node:03d}")
     if is_ours_alone(beside):
         return beside
+    noted = _noted_directory(run_directory, node)
+    if noted is not None:
+        return noted
     parent = keepers_directory()
     try:
         if _own_directory(parent):
@@ -530,6 +534,32 @@ def keeper_directory(run_directory: str, node: int) -> str:
             f"no directory for the keeper's socket: {parent} is not ours with mode 700, and "
             f"{error.filename}: {error.strerror}; set XDG_RUNTIME_DIR to a directory of your own"
         ) from error
+
+
+def note_directory(run_directory: str, node: int) -> None:
+    """Notes the directory of this process, which is the keeper; where it cannot, the environment
+    alone tells the way."""
+    path = _note_of(run_directory, node)
+    with contextlib.suppress(OSError, ProtocolError):
+        directory = keeper_directory(run_directory, node)
+        with open(f"{path}.new", "w", encoding="utf-8", opener=new_files.private) as file:
+            file.write(directory)
+        os.replace(f"{path}.new", path)
+
+
+def _note_of(run_directory: str, node: int) -> str:
+    return os.path.join(os.path.realpath(run_directory), "logs", f"keeper-{_boot()}-{node:03d}.at")
+
+
+def _noted_directory(run_directory: str, node: int) -> str | None:
+    """None: none is noted, or it is gone, another's, or of the run that this one is a copy of."""
+    try:
+        with open(_note_of(run_directory, node), "rb") as file:
+            path = os.fsdecode(file.read(4096))
+    except OSError:
+        return None
+    own = os.path.basename(path) == f"{_key(run_directory)}-{node:03d}" and os.path.isabs(path)
+    return path if own and is_ours_alone(path) and is_ours_alone(os.path.dirname(path)) else None
 
 
 def keeper_directories(run_directory: str) -> dict[int, str]:
@@ -546,6 +576,12 @@ def keeper_directories(run_directory: str) -> dict[int, str]:
                 path = os.path.join(place, name)
                 if node != name and node.isdigit() and is_ours_alone(path):
                     found[int(node)] = path
+    with contextlib.suppress(OSError):
+        for name in os.listdir(os.path.dirname(_note_of(run_directory, 0))):
+            node = name.removeprefix(f"keeper-{_boot()}-").removesuffix(".at")
+            noted = _noted_directory(run_directory, int(node)) if node.isdigit() else None
+            if noted is not None:
+                found[int(node)] = noted
     return dict(sorted(found.items()))
 
 

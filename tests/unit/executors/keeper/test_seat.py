@@ -1,0 +1,78 @@
+"""Where a keeper is found: its lock, its socket, and the note of them in the run directory."""
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from autockpt.executors.keeper import wire
+from autockpt.executors.keeper.__main__ import Seat
+from autockpt.executors.keeper.launch import connect
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run directory, and two places for temporary files; the first is in force."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    for name in ("first", "second", "run/logs"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "first"))
+    return tmp_path / "run"
+
+
+def noted(run: Path) -> None:
+    """Waits for the note, which a thread writes."""
+    deadline = time.monotonic() + 60
+    while not list((run / "logs").glob("*.at")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_start_with_another_tmpdir_finds_the_keeper(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So does a list of keepers; a copy of the run has none."""
+    seat = Seat(str(run), 2)
+    assert seat.take()
+    with seat.listen():
+        noted(run)
+        mine = wire.keeper_directory(str(run), 2)
+        monkeypatch.setenv("TMPDIR", str(run.parent / "second"))
+        assert wire.keeper_directory(str(run), 2) == mine
+        assert wire.keeper_directories(str(run)) == {2: mine}
+        connect(str(run), 2).close()
+        assert not Seat(str(run), 2).take()
+        shutil.copytree(run, run.parent / "copy")
+        assert wire.keeper_directory(str(run.parent / "copy"), 2) != mine
+    seat.leave()
+
+
+def test_a_keeper_whose_directory_was_removed_is_found_again(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the end of a session or of a batch job does with its temporary files."""
+    seat = Seat(str(run), 0)
+    assert seat.take()
+    with seat.listen():
+        noted(run)
+        assert seat.renew() is None
+        former = wire.keeper_directory(str(run), 0)
+        shutil.rmtree(os.path.dirname(former))
+        again = seat.renew()
+        assert again is not None
+        with again:
+            connect(str(run), 0).close()
+            assert seat.renew() is None
+    seat.leave()
+
+
+def test_a_note_that_names_a_strange_directory_is_passed_over(run: Path) -> None:
+    """It is of another run, or others may write there."""
+    own = wire.keeper_directory(str(run), 0)
+    other = wire.keeper_directory(str(run / "other"), 0)
+    Path(wire._note_of(str(run), 0)).write_text(other)
+    assert wire.keeper_directory(str(run), 0) == own
+    Path(wire._note_of(str(run), 0)).write_text("/tmp/" + os.path.basename(own))
+    assert wire.keeper_directory(str(run), 0) == own
