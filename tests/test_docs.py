@@ -331,6 +331,17 @@ def test_the_comparison_is_the_one_of_the_results() -> None:
         assert "DLRover Flash Checkpoint | 1.06" in text
 
 
+def test_the_tables_of_resumes_are_those_of_the_results() -> None:
+    """Each framework that was measured has a table on its page; with autockpt all is exact."""
+    shown = re.findall(r"^<!-- resume of (\w+) -->$", TEXT, re.M)
+    assert sorted(shown) == sorted(generate.resumes())
+    for path in DOCUMENTS:
+        text = path.read_text("utf-8")
+        assert text == generate.with_resumes(text), f"{path.name}: python -m tests.test_docs"
+    for result in generate.resumes().values():
+        assert {row[2] for row in result["rows"]} <= {"exact", "0", "1", "2"}
+
+
 def test_readme_is_short() -> None:
     """At most 150 lines."""
     assert len(README.read_text("utf-8").splitlines()) <= 150

@@ -2,7 +2,8 @@
 
 A driver is a script that ends with `run(train)`; `train(case, watch, how)` trains a `Model` over
 `Samples` in its framework, with `how` one of "bare", "protected" and "own" (the framework's own
-checkpoints), and calls `watch.end(...)`.  Needs torch alone: each framework has its environment.
+checkpoints).  It calls `watch.follow(parts)` before it trains and `watch.end()` behind.  Needs
+torch alone: each framework has its environment.
 """
 
 import dataclasses
@@ -10,6 +11,7 @@ import hashlib
 import json
 import os
 import random
+import runpy
 import signal
 import sys
 from collections.abc import Callable
@@ -91,12 +93,11 @@ class Model(nn.Module):
         """Loss of a batch; in training the batch is noted, and the process may die."""
         out = self.layers(x)
         loss = (out - (x if labels is None else labels)).square().mean()
-        if self.training:
+        if self.training and torch.is_grad_enabled():  # else an evaluation that drops out, too
             self.forwards += 1
             number, watch = int(self.forwards), self.__dict__["watch"]
             watch.batch(number, [] if ids is None else ids.tolist())
-            if loss.requires_grad:
-                loss.register_hook(lambda _: watch.reached("backward", number))
+            loss.register_hook(lambda _: watch.reached("backward", number))
         return {"loss": loss, "logits": out}
 
 
@@ -108,13 +109,18 @@ class Watch:
         self.rank = int(os.environ.get("RANK", "0"))
         self._attempt = f"{self.rank}-{os.getpid()}"
         self.session: Any = None
+        self._parts: Callable[[], dict[str, Any]] = dict
         if how == "protected":
             self._watch_boundaries()
+
+    def follow(self, parts: Callable[[], dict[str, Any]]) -> None:
+        """`parts()`: model, optimizer, maybe scheduler and more, of which digests are noted."""
+        self._parts = parts
 
     def batch(self, number: int, ids: list[int]) -> None:
         """Micro-batch `number` is trained."""
         with open(os.path.join(self.folder, f"samples-{self._attempt}"), "a") as file:
-            file.write(json.dumps([number, ids]) + "\n")
+            file.write(json.dumps([number, ids, self._digests()]) + "\n")
         self.reached("forward", number)
         self.reached("sigterm", number)
 
@@ -131,25 +137,33 @@ class Watch:
             file.write(str(number))
         os.kill(os.getpid(), signal.SIGTERM if place == "sigterm" else signal.SIGKILL)
 
-    def end(self, model: nn.Module, optimizer: Any, scheduler: Any = None, **more: Any) -> None:
+    def end(self) -> None:
         """Writes a digest of everything at the end."""
+        with open(os.path.join(self.folder, f"end-{self.rank}"), "w") as file:
+            json.dump(self._digests(), file)
+
+    def _digests(self) -> dict[str, str]:
+        parts = self._parts()
+        if not parts:
+            return {}
+        model, scheduler = parts.pop("model"), parts.pop("scheduler", None)
+        optimizer = parts.pop("optimizer")
         optimizer = getattr(optimizer, "optimizer", optimizer)
         groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
         states = [optimizer.state.get(p, {}) for g in optimizer.param_groups for p in g["params"]]
-        parts = {
+        parts |= {
             "model": dict(model.state_dict()),
             "optimizer": [states, groups],
             "scheduler": scheduler.state_dict() if scheduler is not None else None,
             "random": [random.getstate(), np.random.get_state()[1], torch.get_rng_state()],
-            **more,
         }
-        found = {name: _digest(value) for name, value in parts.items()}
-        with open(os.path.join(self.folder, f"end-{self.rank}"), "w") as file:
-            json.dump(found, file)
+        return {name: _digest(value) for name, value in parts.items()}
 
     def passed(self, session: Any, count: int) -> None:
         """A boundary is over, and the coming one has its slot."""
-        session._client.wait_until(lambda: session.ready or session._rank.is_closed, 60)
+        # Within a window of accumulation no slot comes: the fence is the optimizer's step.
+        within_s = 60 if self.case.accumulation == 1 else 1
+        session._client.wait_until(lambda: session.ready or session._rank.is_closed, within_s)
         self.reached("boundary", count)
 
     def _watch_boundaries(self) -> None:
@@ -189,6 +203,20 @@ def run(train: Callable[[Case, Watch, str], None]) -> None:
     torch.set_num_threads(1)
     seed()
     train(case, Watch(case, folder, how), how)
+
+
+def forked(driver: str, folder: str, how: str, case: str, settings: list[str]) -> None:
+    """What a zygote does for one rank; "protected" is `autockpt run` under a launcher like it."""
+    arguments = [driver, folder, how, case]
+    if how != "protected":
+        sys.argv = arguments
+        runpy.run_path(driver, run_name="__main__")
+        return
+    from autockpt.cli.app import run as autockpt
+
+    sets = [word for one in settings for word in ("--set", one)]
+    result = autockpt(["run", "--no-profile", "--run-dir", f"{folder}/run", *sets, *arguments])
+    sys.exit(result() if callable(result) else result)
 
 
 def _digest(value: Any) -> str:

@@ -2,5 +2,4 @@
 
 NAME_driver.py, NAME_training.py    a training as a user of the framework writes it
 test_NAME.py                        what the adapter promises
-table.py                            what a framework's own resume keeps, and what autockpt keeps
 """

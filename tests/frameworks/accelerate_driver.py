@@ -44,6 +44,10 @@ def train(case: Case, watch: Watch, how: str) -> None:
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     evaluation = accelerator.prepare(evaluation)
     losses: list[float] = []
+    watch.follow(lambda: {
+        "model": accelerator.unwrap_model(model), "optimizer": optimizer,
+        "scheduler": scheduler.scheduler, "step": accelerator.step,
+    })  # fmt: skip
 
     def evaluate() -> None:
         with torch.no_grad():
@@ -87,8 +91,8 @@ def train(case: Case, watch: Watch, how: str) -> None:
         torch.rand(1)  # what a script does at the end of an epoch
     if ckpt is not None:
         ckpt.close()
-    inner = accelerator.unwrap_model(model)
-    watch.end(inner, optimizer, scheduler.scheduler, step=accelerator.step)
+    watch.end()
 
 
-run(train)
+if __name__ == "__main__":
+    run(train)

@@ -1,5 +1,6 @@
 """A loop of DeepSpeed's engine over the samples of the contract, on the CPU."""
 
+import importlib
 import os
 import tempfile
 from typing import Any
@@ -20,9 +21,15 @@ from tests.contracts.adapter_process import (
 )  # fmt: skip
 
 
+def warm() -> None:
+    """Imports what reads the environment."""
+    os.environ |= {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"}
+    importlib.import_module("deepspeed")
+
+
 def _join(world_size: int) -> None:
     """The process group; of one rank without a port."""
-    os.environ |= {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"}
+    warm()
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
         os.environ.setdefault(name, value)
     if world_size > 1:
@@ -77,6 +84,18 @@ def train(case: Case, watch: Watch, how: str) -> None:
     losses: list[float] = []
     kind = next(model.parameters()).dtype
 
+    def parts() -> dict[str, Any]:
+        masters = getattr(optimizer, "single_partition_of_fp32_groups", [])
+        scaler = getattr(optimizer, "loss_scaler", None)
+        counters = [engine.global_steps, engine.global_samples, engine.micro_steps]
+        return {
+            "model": engine.module, "optimizer": optimizer, "scheduler": scheduler,
+            "masters": list(masters), "scaler": vars(scaler) if scaler else None,
+            "counters": [*counters, engine.skipped_steps],
+        }  # fmt: skip
+
+    watch.follow(parts)
+
     def loss_of(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         loss: torch.Tensor = engine(
             batch["x"].to(kind), labels=batch["labels"].to(kind), ids=batch["ids"]
@@ -117,14 +136,9 @@ def train(case: Case, watch: Watch, how: str) -> None:
         torch.rand(1)  # what a script does at the end of an epoch
     if ckpt is not None:
         ckpt.close()
-    masters = getattr(optimizer, "single_partition_of_fp32_groups", [])
-    scaler = getattr(optimizer, "loss_scaler", None)
-    counters = [engine.global_steps, engine.global_samples, engine.micro_steps]
-    watch.end(
-        engine.module, optimizer, scheduler, masters=list(masters),
-        scaler=vars(scaler) if scaler else None, counters=[*counters, engine.skipped_steps],
-    )  # fmt: skip
+    watch.end()
     torch.distributed.destroy_process_group()
 
 
-run(train)
+if __name__ == "__main__":
+    run(train)

@@ -53,16 +53,25 @@ def train(case: Case, watch: Watch, how: str) -> None:
         huggingface.protect(trainer)
     if how == "own" and os.path.isdir(args.output_dir):
         resume = get_last_checkpoint(args.output_dir)
+    ended: dict[str, Any] = {}
+    """What is known at the end alone."""
+
+    def parts() -> dict[str, Any]:
+        return {
+            "model": trainer.model, "optimizer": trainer.optimizer,
+            "scheduler": trainer.lr_scheduler,
+            "state": [trainer.state.global_step, trainer.state.total_flos], **ended,
+        }  # fmt: skip
+
+    watch.follow(parts)
     out = trainer.train(resume_from_checkpoint=resume)
     logs = [
         {k: v for k, v in each.items() if "runtime" not in k and "per_second" not in k}
         for each in trainer.state.log_history
     ]
-    watch.end(
-        trainer.model, trainer.optimizer, trainer.lr_scheduler, log=logs[:-1],
-        state=[trainer.state.global_step, trainer.state.epoch, trainer.state.total_flos],
-        loss=out.training_loss,
-    )  # fmt: skip
+    ended.update(log=logs[:-1], epoch=trainer.state.epoch, loss=out.training_loss)
+    watch.end()
 
 
-run(train)
+if __name__ == "__main__":
+    run(train)

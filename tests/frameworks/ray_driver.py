@@ -47,6 +47,7 @@ def loop(config: dict[str, Any]) -> None:
     )
     evaluation = DataLoader(data, batch_size=BATCH)
     length, losses = len(loader), list[float]()
+    watch.follow(lambda: {"model": inner, "optimizer": optimizer, "scheduler": scheduler})
 
     def train(number: int, batch: Any) -> None:
         """Micro-batch `number`, from 0."""
@@ -68,7 +69,7 @@ def loop(config: dict[str, Any]) -> None:
         _protected(config, model, optimizer, scheduler, loader, train, watch)
     else:
         _bare(loader, length, train, inner, optimizer, scheduler, how)
-    watch.end(inner, optimizer, scheduler)
+    watch.end()
 
 
 def _protected(

@@ -2,13 +2,29 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+from tests.contracts.adapter_contract import BY_MICRO_BATCH, LATER, AdapterContract, Framework
 from tests.frameworks.undisturbed import require_undisturbed
 
 pytest.importorskip("lightning", reason="Lightning is not installed: make test-frameworks")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+class TestLightning(AdapterContract):
+    """Killed anywhere, a fit ends as if nothing had happened."""
+
+    framework = Framework("lightning", "tests/frameworks/lightning_driver.py", "lightning")
+
+
+class TestFabric(AdapterContract):
+    """Killed anywhere, a loop of Fabric ends as if nothing had happened."""
+
+    framework = Framework("lightning", "tests/frameworks/fabric_driver.py", "lightning")
+    not_for: ClassVar[dict[str, str]] = BY_MICRO_BATCH
+    more = LATER
 
 
 @pytest.mark.parametrize(

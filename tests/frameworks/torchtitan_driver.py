@@ -136,13 +136,15 @@ def train(case: Case, watch: Watch, how: str) -> None:
     )
     seed()
     trainer = Trainer(case, watch, how)
+    watch.follow(lambda: {
+        "model": trainer.model, "optimizer": trainer.optimizers.optimizers[0],
+        "scheduler": trainer.schedulers, "counters": trainer.state_dict(),
+    })  # fmt: skip
     trainer.train()
     trainer.checkpointer.close()
-    watch.end(
-        trainer.model, trainer.optimizers.optimizers[0], trainer.schedulers,
-        counters=trainer.state_dict(),
-    )  # fmt: skip
+    watch.end()
     torch.distributed.destroy_process_group()
 
 
-run(train)
+if __name__ == "__main__":
+    run(train)

@@ -50,9 +50,12 @@ def environment() -> dict[str, str]:
 class Zygote:
     """The test's end: orders trainers, hears how they ended."""
 
-    def __init__(self, *modules: str) -> None:
+    START_WITHIN_S = 120.0
+    """Of the first trainer: all imports are in it."""
+
+    def __init__(self, *modules: str, python: str = sys.executable) -> None:
         """`modules`: what to import once; the trainings of the kill tests if none is named."""
-        command = [sys.executable, "-m", "tests.jobs.kill.zygote", *(modules or (TRAININGS,))]
+        command = [python, "-m", "tests.jobs.kill.zygote", *(modules or (TRAININGS,))]
         command.append(" " * ROOM)
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), cwd=ROOT,
@@ -82,7 +85,7 @@ class Zygote:
         order = {"call": function, "arguments": arguments, "out": str(out), "env": env}
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
-        pid = self._started.get(timeout=120)
+        pid = self._started.get(timeout=self.START_WITHIN_S)
         assert pid, "the zygote has ended; its own output says why"
         return pid
 
