@@ -15,6 +15,7 @@ import pytest
 
 from autockpt.executors.storage import directory as directory_module
 from autockpt.executors.storage.directory import CheckpointDirectory, read_commit
+from autockpt.executors.storage.places.file_system import FileSystem
 from autockpt.values.errors import (
     AutockptError,
     ConfigError,
@@ -180,7 +181,7 @@ class DirectoryContract:
             assert clock[0] < 5
         else:
             assert self.make(path).claim(run_id, "other", 0, force=False) == 2
-            assert clock[0] >= directory_module.FOREIGN_PATIENCE_S
+            assert clock[0] >= FileSystem.patience_s
 
     @pytest.mark.parametrize("here", [True, False])
     def test_the_pid_in_an_older_claim_counts_on_a_host_of_its_name(
@@ -194,7 +195,7 @@ class DirectoryContract:
         host = data["host"] if here else "another"
         claim.write_text(json.dumps(data | {"host": host, "pid": 999_999_999}))
         asked: list[float] = []
-        monkeypatch.setattr(directory_module, "FOREIGN_PATIENCE_S", 0.1)
+        monkeypatch.setattr(FileSystem, "patience_s", 0.1)
         monkeypatch.setattr(directory_module.time, "sleep", asked.append)
         assert self.make(path).claim("run", "other", 0, force=False) == 2
         assert bool(asked) is not here

@@ -22,8 +22,8 @@ from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.storage import directory as directory_module
 from autockpt.executors.storage.catalogue import verify_generation
 from autockpt.executors.storage.directory import MAX_RECORD_BYTES, CheckpointDirectory, read_commit
+from autockpt.executors.storage.places import object_store as objects_module
 from autockpt.executors.storage.remote import Objects, RemoteCopies
-from autockpt.executors.storage.remote import object_store as objects_module
 from autockpt.values.errors import (
     ConfigError,
     CorruptCheckpointError,

@@ -39,7 +39,7 @@ from autockpt.executors.network.control_plane import Peers
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.protocol.coordinator.machine import CoordinatorProtocol
 from autockpt.executors.protocol.node.machine import NodeProtocol
-from autockpt.executors.storage.directory import HEARTBEAT_S, CheckpointDirectory, pid_start
+from autockpt.executors.storage.directory import CheckpointDirectory, pid_start
 from autockpt.values.errors import AutockptError, NoRoomError, ProtocolError
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Goal, Retention
@@ -212,10 +212,10 @@ class Keeper:
                     self._listen(again)
             # Without trainers it is not held: a launch on other machines may take over.
             if now >= next_heartbeat and self._s.term and self._s.trainers:
-                next_heartbeat = now + HEARTBEAT_S
+                next_heartbeat = now + self._directory.heartbeat_s
                 self._disk.beat(self._s.term)
             elif now >= next_heartbeat and self._disk.idle:
-                next_heartbeat = now + HEARTBEAT_S
+                next_heartbeat = now + self._directory.heartbeat_s
                 self._disk.submit(self._look_for_run)
         self._next_status_s = 0.0
         self._write_status(time.monotonic())

@@ -22,7 +22,8 @@ from autockpt.executors.storage.directory import (
     read_small,
     require_format,
 )
-from autockpt.executors.storage.shard_file import ImageReader
+from autockpt.executors.storage.places.choose import place_of
+from autockpt.executors.storage.places.images import open_image
 from autockpt.executors.throttle.rate_limit import Throttle, Unlimited
 from autockpt.values.errors import AutockptError, ConfigError, CorruptCheckpointError, StorageError
 from autockpt.values.generation import Generation
@@ -85,7 +86,10 @@ def list_generations(directory: str) -> list[GenerationRecord]:
     """
     require_format(directory)
     try:
-        names = os.listdir(directory)
+        place = place_of(directory)
+        if place.lacks_folder(directory):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
+        names = place.names(directory)
     except OSError as error:
         raise AutockptError(f"{directory}: cannot be read: {error.strerror}") from error
     found = []
@@ -97,7 +101,7 @@ def list_generations(directory: str) -> list[GenerationRecord]:
 
 def committed_names(directory: str) -> list[str]:
     """Generations that a start may resume from, if they are good, oldest first; [] if none."""
-    if not os.path.isdir(directory):
+    if not place_of(directory).is_store and not os.path.isdir(directory):
         return []
     records = list_generations(directory)
     return [record.name for record in records if record.state in ("committed", "verified")]
@@ -130,11 +134,11 @@ def _record(directory: str, name: str) -> GenerationRecord:
         return _unusable(name, "incomplete", "no COMMIT: interrupted, or still being written")
     except (AutockptError, OSError) as error:
         return _unusable(name, "unreadable", str(error))
-    state = "committed"
-    if os.path.exists(os.path.join(folder, "CORRUPT")):
-        state = "corrupt"
-    elif os.path.exists(os.path.join(folder, "VERIFIED")):
-        state = "verified"
+    marks: set[str] = set()
+    with contextlib.suppress(OSError):
+        marks = set(place_of(folder).names(folder))
+    states = (("CORRUPT", "corrupt"), ("VERIFIED", "verified"))
+    state = next((state for mark, state in states if mark in marks), "committed")
     return GenerationRecord(
         name=name,
         step=commit.step,
@@ -142,7 +146,7 @@ def _record(directory: str, name: str) -> GenerationRecord:
         parent="" if commit.parent is None else commit.parent.name,
         bytes=sum(int(record.get("bytes", 0)) for record in commit.records),
         created_s=commit.created_s,
-        health="suspect" if os.path.exists(os.path.join(folder, "SUSPECT")) else commit.health,
+        health="suspect" if "SUSPECT" in marks else commit.health,
         state=state,
         detail=f"LOSSY: {lost}" if (lost := lossy_mark(commit.records)) else "",
         pinned=_pin_of(folder),
@@ -217,7 +221,7 @@ class ShardFileSource:
             self._codec = codec_of(index.codec)
         except ConfigError as error:  # the root does not bind it: it says how, not what
             raise CorruptCheckpointError(f"{path}: its index names an {error}") from None
-        self._reader = ImageReader(path, direct=direct)
+        self._reader = open_image(path, direct=direct)
         expected = (
             max((c.offset + c.length for c in index.stored), default=0)
             if index.stored
@@ -308,7 +312,7 @@ class ShardFileSource:
         """Closes the file, and those of its bases."""
         if self._base is not None:
             self._base.close()
-        self._reader.__exit__()
+        self._reader.close()
 
 
 def open_shard(folder: str, record: dict[str, object], commit: CommitFile) -> ShardFileSource:
@@ -390,12 +394,8 @@ def verify_generation(directory: str, name: str, *, gate: Throttle = _NOW) -> Ve
 
 def _is_gone(folder: str) -> bool:
     """Whether there is no COMMIT: it goes first, and shards are written over before they go."""
-    try:
-        os.lstat(os.path.join(folder, "COMMIT"))
-    except FileNotFoundError:
-        return True
-    except OSError:
-        pass  # storage that does not answer says nothing
+    with contextlib.suppress(OSError):  # storage that does not answer says nothing
+        return not place_of(folder).exists(os.path.join(folder, "COMMIT"))
     return False
 
 

@@ -1,36 +1,35 @@
-"""The checkpoint directory on a POSIX file system: lease, shards, commits, retention.
+"""The checkpoint directory: lease, shards, commits, retention.
 
     RUN                       run id and format, created with the directory
-    terms/t-000007           one file per incarnation, created by link(2): the fence
+    terms/t-000007           one file per incarnation, which is never replaced: the fence
     ckpt-t0007-step-00000042/   shard-00003-a1.safetensors, idx-00003-a1.json, ..., COMMIT
     decisions/t-000007        what an incarnation resumed from: the lineage
     trash/                    renamed here before anything is removed
     spare/                    shard files of retired generations, kept for their blocks
 
-Truth is the listing of valid COMMITs, each written last: temporary file, fsync, read back, link
-(which never replaces), fsync of the directory.  An operation either happened or did not; nothing is
-repaired by guessing.  Used from one thread at a time.
+Truth is the listing of valid COMMITs, each written last.  An operation either happened or did not;
+nothing is repaired by guessing.  The directory stands on a file system, or in an object store under
+a URL: `places` has what the two offer.  Used from one thread at a time.
 """
 
 import contextlib
-import errno
 import hashlib
 import os
 import re
 import secrets
 import shutil
-import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from autockpt import new_files
 from autockpt.executors.protocol.messages import CatalogueEntry, Health, Record, TermParent
-from autockpt.executors.storage.claim_renewal import is_mounted, mount_point_of
+from autockpt.executors.storage.claim_renewal import is_mounted
 from autockpt.executors.storage.file_reuse import ReusableFiles
 from autockpt.executors.storage.lineage import decision_text, read_decision
+from autockpt.executors.storage.places.choose import absolute, place_of
+from autockpt.executors.storage.places.place import MAX_RECORD_BYTES, always
 from autockpt.values.errors import (
     AutockptError,
     ConfigError,
@@ -52,10 +51,6 @@ _OURS = re.compile(
 GOING = "COMMIT.going.tmp"
 """COMMIT of a checkpoint that is being deleted."""
 _PIN = re.compile(r"[A-Za-z0-9_][\w.-]{0,63}", re.ASCII)
-MAX_RECORD_BYTES = 16 * 2**20
-HEARTBEAT_S = 2.0
-FOREIGN_PATIENCE_S = 10.0
-"""A holder on another machine or in another container is dead if its heart stood still so long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +111,8 @@ class CheckpointDirectory:
     """All file operations of the protocol on one directory."""
 
     def __init__(self, path: str) -> None:
-        self.path = os.path.abspath(path)
+        self.path = absolute(path)
+        self._place = place_of(path)
         self._verified: set[Generation] = set()
         self._run: RunFile | None = None
         """As it was opened."""
@@ -137,9 +133,9 @@ class CheckpointDirectory:
         try:
             for name in ("", "terms", "decisions", "trash"):
                 path = os.path.join(self.path, name)
-                new_files.make_directory(path)
+                self._place.make_folder(path)
             path = os.path.join(self.path, "RUN")
-            if not os.path.exists(path):
+            if not _exists(path):
                 run = RunFile(
                     run_id=secrets.token_hex(16),
                     format=FORMAT,
@@ -147,7 +143,7 @@ class CheckpointDirectory:
                 )
                 publish(path, to_json(run).encode(), replace=False)
             run = from_json(RunFile, read_small(path), where=path)
-            self._mount = mount_point_of(self.path)
+            self._mount = self._place.mount_of(self.path)
         except OSError as error:
             raise StorageError(
                 f"{self.path}: cannot be used for checkpoints: {path}: {error.strerror}; name "
@@ -161,7 +157,7 @@ class CheckpointDirectory:
         self.open()
         path = os.path.join(self.path, "terms", f"probe.{secrets.token_hex(6)}.tmp")
         try:
-            _write_plain(path, bytes(4096))
+            self._place.write(path, bytes(4096))
         except OSError as error:
             raise StorageError(
                 f"{self.path}: cannot be written: {error.strerror}; free space or make it "
@@ -170,7 +166,7 @@ class CheckpointDirectory:
             ) from error
         finally:
             with contextlib.suppress(OSError):
-                os.unlink(path)
+                self._place.remove(path)
 
     def highest_term(self) -> TermFile | None:
         """The newest claim, or None; of a damaged one all but its number is unknown.
@@ -216,7 +212,7 @@ class CheckpointDirectory:
             mine = _own_claim(term, run_id, launch_id, restart_round)
             path = os.path.join(self.path, "terms", f"t-{term:06d}")
             with _storage("look for", os.path.dirname(path)):
-                emptied = self._run is not None and not _is_there(os.path.dirname(path))
+                emptied = self._run is not None and self._place.lacks_folder(os.path.dirname(path))
             if emptied:
                 self._make_again()
             with _storage("claim", path):
@@ -224,6 +220,11 @@ class CheckpointDirectory:
                     self._claim, self._decision = mine, b""
                     return term
         raise DirectoryBusyError(f"{self.path}: lost 100 races for the lease; try again")
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Seconds between two heartbeats."""
+        return self._place.heartbeat_s
 
     @property
     def claimed_term(self) -> int:
@@ -290,8 +291,8 @@ class CheckpointDirectory:
                 )
         for name in ("", "terms", "decisions", "trash"):
             path = os.path.join(self.path, name)
-            with _storage("make again", path), contextlib.suppress(FileExistsError):
-                os.mkdir(path, new_files.READABLE_DIRECTORY)
+            with _storage("make again", path):
+                self._place.make_folder(path, parents=False)
         path = os.path.join(self.path, "RUN")
         with _storage("make again", path):
             publish(path, to_json(self._run).encode(), replace=False)
@@ -321,7 +322,7 @@ class CheckpointDirectory:
     def release(self, term: int) -> None:
         """The holder is done though its process lives on: whoever comes next may claim at once."""
         with contextlib.suppress(OSError):
-            _write_plain(self._left(term), b"")
+            self._place.write(self._left(term), b"")
 
     def _left(self, term: int) -> str:
         return os.path.join(self.path, "terms", f"t-{term:06d}.left")
@@ -330,7 +331,7 @@ class CheckpointDirectory:
         """Shows holders elsewhere that we are alive."""
         path = os.path.join(self.path, "terms", "heartbeat")
         with contextlib.suppress(OSError):
-            _write_plain(path, f"{term} {secrets.token_hex(4)}\n".encode())
+            self._place.write(path, f"{term} {secrets.token_hex(4)}\n".encode())
 
     def require_unheld(self) -> None:
         """Raises DirectoryBusyError naming the live run that holds the directory."""
@@ -339,16 +340,16 @@ class CheckpointDirectory:
             self._require_dead(holder)
 
     def _require_dead(self, holder: TermFile) -> None:
-        if os.path.exists(self._left(holder.term)):
+        if _exists(self._left(holder.term)):
             return
         if _pid_is_visible(holder):
             if pid_start(holder.pid) != holder.pid_start or holder.pid == os.getpid():
                 return
         else:
             before = self._heartbeat_text()
-            deadline = time.monotonic() + FOREIGN_PATIENCE_S
+            deadline = time.monotonic() + self._place.patience_s
             while time.monotonic() < deadline:
-                time.sleep(0.2)
+                time.sleep(self._place.heartbeat_s / 10)
                 if self._heartbeat_text() != before:
                     break
             else:
@@ -374,11 +375,13 @@ class CheckpointDirectory:
     def create_generation(self, generation: Generation) -> str:
         """Makes the directory of a generation durable; existing is fine."""
         path = self.generation_path(generation)
+        if self._place.is_store:
+            return path
         # Past the claims: nothing is made on what is under a mount point.  No look-up of its own.
         past = os.path.join(self.path, "terms", os.pardir, generation.name)
         try:
             os.mkdir(past, 0o755)
-            _fsync_directory(self.path)
+            self._place.settle(self.path)
         except FileExistsError:
             pass
         except (FileNotFoundError, NotADirectoryError):
@@ -389,21 +392,8 @@ class CheckpointDirectory:
 
     def write_index(self, path: str, text: bytes) -> None:
         """Writes an index file beside its shard and makes both names durable."""
-        made = False
-        try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            made = True
-            try:
-                _write_all(fd, text)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            _fsync_directory(os.path.dirname(path))
-        except OSError as error:
-            if made:  # never an index that stood there before
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
-            raise StorageError(f"{path}: cannot write: {error.strerror}") from error
+        with _storage("write", path):
+            self._place.write_new(path, text)
 
     def write_commit(
         self, run_id: str, generation: Generation, *, step: int, world_size: int,
@@ -521,8 +511,8 @@ class CheckpointDirectory:
         """
         folder = self.generation_path(generation)
         try:
-            _write_plain(os.path.join(folder, name), b"")
-            _fsync_directory(folder)
+            self._place.write(os.path.join(folder, name), b"")
+            self._place.settle(folder)
         except OSError:
             return False
         return True
@@ -547,9 +537,10 @@ class CheckpointDirectory:
             if not _is_there(commit):
                 raise ConfigError(f"{folder}: holds no committed checkpoint; see `autockpt ls`")
             publish(path, f"{name}\n".encode(), replace=True)
-            os.chmod(path, 0o644)  # of another user, the job reads it too
+            if not self._place.is_store:
+                os.chmod(path, 0o644)  # of another user, the job reads it too
             if not _is_there(commit):
-                os.unlink(path)
+                self._place.remove(path)
                 raise ConfigError(f"{folder}: was deleted meanwhile; pin another checkpoint")
 
     def unpin(self, name: str) -> Generation:
@@ -560,7 +551,7 @@ class CheckpointDirectory:
             raise ConfigError(f"{self.path}: no checkpoint is pinned as {name!r}; pins: {known}")
         path = os.path.join(self.generation_path(pins[name]), "PINNED")
         with _storage("remove", path):
-            os.unlink(path)
+            self._place.remove(path)
         return pins[name]
 
     def pins(self) -> dict[str, Generation]:
@@ -578,17 +569,16 @@ class CheckpointDirectory:
     def mark_ever_committed(self) -> None:
         """Remembers that a restart must not silently begin from scratch."""
         path = os.path.join(self.path, "EVER")
-        if not os.path.exists(path):
+        if not _exists(path):
             with contextlib.suppress(OSError):
-                _write_plain(path, b"something was committed once\n")
-                _fsync_directory(self.path)
+                self._place.write(path, b"something was committed once\n")
+                self._place.settle(self.path)
 
     def ever_committed(self) -> bool:
         """True when some generation was once committed to memory or disk.  Raises StorageError."""
         path = os.path.join(self.path, "EVER")
-        with _storage("read", path), contextlib.suppress(FileNotFoundError):
-            return bool(os.stat(path))
-        return False
+        with _storage("read", path):
+            return _is_there(path)
 
     # ------------------------------------------------------------------ removal
 
@@ -629,11 +619,11 @@ class CheckpointDirectory:
         path = self.generation_path(generation)
         commit, going = os.path.join(path, "COMMIT"), os.path.join(path, GOING)
         shards, listed = _listed(commit)
-        freed = sum(_bytes(os.path.join(path, name)) for name in _ours(path, listed))
+        freed = sum(self._ours(path, listed).values())
         try:
             # Away first, then the look for a pin: `pin` leaves its mark first, then looks for the
             # COMMIT.  One of the two sees the other.
-            os.rename(commit, going)
+            self._place.move(commit, going)
             try:
                 pinned = pin_of(path)
                 if pinned:
@@ -641,8 +631,8 @@ class CheckpointDirectory:
             except (AutockptError, OSError):
                 _put_back(path)
                 raise
-            os.unlink(going)
-            _fsync_directory(path)
+            self._place.remove(going)
+            self._place.settle(path)
         except FileNotFoundError:
             return 0
         except OSError as error:
@@ -654,21 +644,14 @@ class CheckpointDirectory:
         return freed
 
     def _remove(self, path: str, listed: frozenset[str] = frozenset()) -> None:
-        target = os.path.join(
-            self.path, "trash", f"{os.path.basename(path)}-{secrets.token_hex(4)}"
-        )
+        self._place.discard(path, self._ours(path, listed), os.path.join(self.path, "trash"))
+
+    def _ours(self, path: str, listed: frozenset[str]) -> dict[str, int]:
+        """Bytes of the files of a generation that go with it, by name."""
         with contextlib.suppress(OSError):
-            ours = _ours(path, listed)
-            if len(ours) < len(os.listdir(path)):
-                for name in ours:
-                    os.unlink(os.path.join(path, name))
-                return
-            os.rename(path, target)
-            if _is_there(os.path.join(target, "COMMIT")):  # linked since somebody looked
-                os.rename(target, path)
-                return
-            _fsync_directory(self.path)
-            shutil.rmtree(target, ignore_errors=True)
+            found = self._place.sizes(path).items()
+            return {name: size for name, size in found if name in listed or is_ours(name)}
+        return {}
 
     def empty_trash(self) -> None:
         """Removes what an earlier process could not finish removing."""
@@ -711,36 +694,19 @@ def _start_of(claim: TermFile) -> tuple[str, int]:
 
 
 def publish(
-    path: str, text: bytes, *, replace: bool, is_wanted: Callable[[], bool] = lambda: True
+    path: str, text: bytes, *, replace: bool, is_wanted: Callable[[], bool] = always
 ) -> bool:
     """Durable, whole, at once; False when it exists and may not be replaced.
 
-    `is_wanted` is asked before it appears.  Raises GuardError when it is not, StorageError.
+    `is_wanted` is asked before it appears.  Raises GuardError when it is not, StorageError,
+    OSError.
     """
-    temporary = f"{path}.{secrets.token_hex(6)}.tmp"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            _write_all(fd, text)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        if read_small(temporary) != text:
-            raise StorageError(f"{temporary}: reads back differently; the disk is suspect")
-        if not is_wanted():
-            raise GuardError(f"{path}: not wanted any more")
-        if replace:
-            os.rename(temporary, path)
-        else:
-            try:
-                os.link(temporary, path)
-            except FileExistsError:
-                return False
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-    _fsync_directory(os.path.dirname(path))
-    return True
+    return place_of(path).publish(path, text, replace=replace, is_wanted=is_wanted)
+
+
+def read_small(path: str, *, limit: int = MAX_RECORD_BYTES) -> bytes:
+    """A record.  Raises CorruptCheckpointError when it is none, or OSError."""
+    return place_of(path).read(path, limit=limit)
 
 
 def _twice(read: Callable[[], _T]) -> _T:
@@ -755,13 +721,15 @@ def _twice(read: Callable[[], _T]) -> _T:
 
 
 def _is_there(path: str) -> bool:
-    """`os.path.exists`, which takes every error for absence: a mark that cannot be looked for is
-    not one that is missing.  Raises OSError."""
-    try:
-        os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
+    """Whether a file is there: a mark that cannot be looked for is not missing.  Raises OSError."""
+    return place_of(path).exists(path)
+
+
+def _exists(path: str) -> bool:
+    """Whether a file is there, as far as the storage says."""
+    with contextlib.suppress(OSError):
+        return _is_there(path)
+    return False
 
 
 def read_commit(path: str) -> CommitFile:
@@ -845,57 +813,8 @@ def _storage(verb: str, path: str) -> Iterator[None]:
 
 def _names(path: str) -> list[str]:
     """What stands in a folder; nothing if there is none.  Raises StorageError."""
-    with _storage("list", path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        return [name for name in os.listdir(path) if not name.endswith(".tmp")]
-    return []
-
-
-def read_small(path: str, *, limit: int = MAX_RECORD_BYTES) -> bytes:
-    """A record file.  Raises CorruptCheckpointError when it is none, or OSError."""
-    # O_NONBLOCK: opening a pipe must not hang.
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENXIO):
-            raise
-        what = "a link" if error.errno == errno.ELOOP else "a socket or a device"
-        raise CorruptCheckpointError(f"{path}: {what}, expected a small regular file") from None
-    try:
-        status = os.fstat(fd)
-        size = status.st_size
-        if size > limit or not stat.S_ISREG(status.st_mode):
-            raise CorruptCheckpointError(f"{path}: {size} bytes, expected a small regular file")
-        data = b""
-        while len(data) < size:
-            part = os.read(fd, size - len(data))
-            if not part:
-                break
-            data += part
-        return data
-    finally:
-        os.close(fd)
-
-
-def _write_plain(path: str, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    try:
-        _write_all(fd, data)
-    finally:
-        os.close(fd)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def _fsync_directory(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    with _storage("list", path):
+        return [name for name in place_of(path).names(path) if not name.endswith(".tmp")]
 
 
 def _listed(path: str) -> tuple[list[str], frozenset[str]]:
@@ -915,8 +834,9 @@ def _plain(name: str) -> str:
 def _put_back(folder: str) -> None:
     """The COMMIT that a deletion has moved away."""
     with contextlib.suppress(OSError):
-        os.rename(os.path.join(folder, GOING), os.path.join(folder, "COMMIT"))
-        _fsync_directory(folder)
+        place = place_of(folder)
+        place.move(os.path.join(folder, GOING), os.path.join(folder, "COMMIT"))
+        place.settle(folder)
 
 
 def pin_of(folder: str) -> str:
@@ -933,18 +853,3 @@ def pin_of(folder: str) -> str:
 def is_ours(name: str) -> bool:
     """Whether a file of a generation is one that we write."""
     return bool(_OURS.fullmatch(name))
-
-
-def _ours(path: str, listed: frozenset[str]) -> list[str]:
-    try:
-        names = os.listdir(path)
-    except OSError:
-        return []
-    return [name for name in names if name in listed or _OURS.fullmatch(name)]
-
-
-def _bytes(path: str) -> int:
-    try:
-        return os.lstat(path).st_size
-    except OSError:
-        return 0

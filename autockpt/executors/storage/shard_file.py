@@ -51,6 +51,8 @@ class ImageFile:
     takes it.  `finish` makes it durable; `discard` removes it.  Raises StorageError.
     """
 
+    header_first = False
+
     def __init__(
         self,
         path: str,
@@ -91,6 +93,9 @@ class ImageFile:
             _pwrite_all(self._fd, data, offset)
         except OSError as error:
             raise _storage_error("write", self.path, error) from error
+
+    def abandon(self) -> None:
+        """No writer waits for another one."""
 
     def finish(self, length: int) -> float:
         """Cuts the file to `length`, makes it durable and closes it; seconds of the fsync."""
@@ -188,6 +193,10 @@ class ImageReader:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file."""
         fd, self._fd = self._fd, -1
         if fd >= 0:  # closed twice is closed
             os.close(fd)

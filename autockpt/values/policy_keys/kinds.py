@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, get_args
 
-from autockpt.values.policy_keys.paths import path_problem
+from autockpt.values.policy_keys.paths import STORES, path_problem, url_problem
 from autockpt.values.units import (
     DURATION_UNITS,
     parse_duration_s,
@@ -27,8 +27,6 @@ MOST_STEPS, MOST_S = 10**12, 100 * 365 * 86400.0
 """Longest interval: the policies search for its divisors."""
 ANY_COUNT = 10**6
 """Upper bound of a count without a natural one."""
-STORES = ("s3", "gs", "az", "file")
-"""Schemes of object stores; `file` is a mounted directory."""
 
 _SIZES = {
     unit: float(parse_size_bytes(f"1 {unit}"))
@@ -340,13 +338,9 @@ class StoreUrl(_Place):
     values = ("`s3://bucket/run-7`", "`gs://`", "`az://`", "`file:///`")
 
     def read(self, value: Any) -> str:
-        where = value.partition("://") if isinstance(value, str) else ("", "", "")
-        if where[0] not in STORES or not where[2].strip("/"):
-            raise ValueError(
-                f"expected {'://, '.join(STORES)}:// and a place there, e.g. s3://bucket/run-7"
-            )
-        if "@" in where[2].partition("/")[0] or "?" in where[2]:
-            raise ValueError("names a user or an option; keys and options stand in the environment")
+        problem = url_problem(value if isinstance(value, str) else "")
+        if problem:
+            raise ValueError(problem)
         return str(value).rstrip("/")
 
 

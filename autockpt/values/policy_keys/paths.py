@@ -8,8 +8,27 @@ MAX_NAME_BYTES = 255
 MAX_PATH_BYTES = 4095
 """Longest path that Linux takes."""
 
+STORES = ("s3", "gs", "az", "file")
+"""Schemes of object stores; `file` is a mounted directory."""
+
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):/")
 _VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
+
+
+def is_store_url(path: str) -> bool:
+    """Whether a text names a place in an object store: `s3://bucket/run`."""
+    scheme, found, rest = path.partition("://")
+    return bool(found) and scheme in STORES and bool(rest.strip("/"))
+
+
+def url_problem(url: str) -> str:
+    """Why `url` can be no place in an object store, and what to do; "" if it can be one."""
+    scheme, found, rest = url.partition("://")
+    if not found or scheme not in STORES or not rest.strip("/"):
+        return f"expected {'://, '.join(STORES)}:// and a place there, e.g. s3://bucket/run-7"
+    if "@" in rest.partition("/")[0] or "?" in rest:
+        return "names a user or an option; keys and options stand in the environment"
+    return ""
 
 
 def path_problem(path: str) -> str:

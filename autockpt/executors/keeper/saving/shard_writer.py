@@ -28,7 +28,7 @@ from autockpt.executors.keeper.saving.encoded_file import (
     encoded_header,
 )
 from autockpt.executors.linux.memory import PAGE_BYTES, page_align
-from autockpt.executors.storage.shard_file import ImageFile
+from autockpt.executors.storage.places.images import ImageWriter, create_image
 from autockpt.values.errors import AutockptError, CorruptCheckpointError
 
 POLL_S = 0.001
@@ -138,7 +138,7 @@ class ShardPipeline:
         self._after = after
         self._inspect = inspect
         self._drain = drain
-        self._file: ImageFile | None = None
+        self._file: ImageWriter | None = None
         self._encoded: _Encoded | None = None
         self._began_s = 0.0
         self._moved_s = time.monotonic()
@@ -173,6 +173,7 @@ class ShardPipeline:
         would hang the whole node.  A write under way may read what the slot is filled with next;
         its file is removed by the thread that writes it.
         """
+        self._abandon()
         with self._lock:
             self._cancelled = True
             if self._drain is not None:
@@ -283,14 +284,16 @@ class ShardPipeline:
         self._moved_s = self._began_s
         target.prepare()
         encoded = target.codec != "none"
-        self._file = ImageFile(
+        header = align_header(self._chunks)
+        self._file = create_image(
             target.path,
-            allocate_bytes=0 if encoded else len(self._image),
+            image_bytes=len(self._image),
+            encoded=encoded,
+            header_bytes=header,
             direct=target.direct_io,
             reuse=target.spare(),
         )
         if encoded:
-            header = align_header(self._chunks)
             self._encoded = _Encoded(next_offset=header)
 
     def _write(self) -> None:
@@ -298,6 +301,7 @@ class ShardPipeline:
         frames = FrameBuffer()
         while (index := self._ready.get()) is not None:
             if self._cancelled or self._failure is not None or self._file is None:
+                self._abandon()
                 self._drained(index)  # or the trainer would wait for room for the next ones
                 continue
             start = index * self._chunk_bytes
@@ -306,7 +310,8 @@ class ShardPipeline:
                 if self._encoded is not None:
                     self._write_encoded(index, start, stop, frames)
                 else:
-                    start = max(start, PAGE_BYTES)  # the page with the header comes last
+                    if not self._file.header_first:
+                        start = max(start, PAGE_BYTES)  # the page with the header comes last
                     self._file.write_at(start, self._image[start:stop])
             except Exception as error:
                 self._fail(error)
@@ -356,6 +361,13 @@ class ShardPipeline:
         with self._lock:
             if self._failure is None:
                 self._failure = error
+        self._abandon()
+
+    def _abandon(self) -> None:
+        """Some chunk will not be written: no writer waits for it."""
+        file = self._file
+        if file is not None:
+            file.abandon()
 
     def _finish(self) -> None:
         """After all writers and all digests."""
@@ -395,8 +407,9 @@ class ShardPipeline:
             stored = tuple(self._encoded.chunks[i] for i in range(self._chunks))
             length = self._encoded.next_offset
             header = encoded_header(stored, length, align_header(self._chunks))
-            self._file.write_at(0, FrameBuffer().aligned(header))
-        else:
+            if not self._file.header_first:
+                self._file.write_at(0, FrameBuffer().aligned(header))
+        elif not self._file.header_first:
             self._file.write_at(0, self._image[:PAGE_BYTES])
         if self._is_cancelled():
             raise AutockptError("cancelled")

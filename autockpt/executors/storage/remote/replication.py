@@ -34,7 +34,7 @@ from autockpt.executors.storage.directory import (
 from autockpt.executors.storage.guard import check_deletions, is_good
 from autockpt.executors.storage.lineage import read_decision
 from autockpt.executors.storage.maintenance import set_aside
-from autockpt.executors.storage.remote.object_store import Objects
+from autockpt.executors.storage.places.object_store import Objects
 from autockpt.executors.throttle.rate_limit import Throttle, Unlimited
 from autockpt.values.errors import (
     ConfigError,

@@ -8,8 +8,8 @@ import pytest
 
 from autockpt.cli.checkpoints import remote
 from autockpt.console import Console
+from autockpt.executors.storage.places import object_store as objects_module
 from autockpt.executors.storage.remote import Objects, RemoteCopies
-from autockpt.executors.storage.remote import object_store as objects_module
 from autockpt.executors.throttle.rate_limit import RateLimiter
 from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import AutockptError, CorruptCheckpointError, GuardError

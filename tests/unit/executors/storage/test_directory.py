@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import autockpt.executors.storage.directory as directory_module
 from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.places.file_system import FileSystem
 from autockpt.values.errors import DirectoryBusyError
 from tests.contracts.directory_contract import DirectoryContract
 
@@ -26,6 +26,7 @@ class TestDirectory(DirectoryContract):
 HOLDER = """
 import select, sys
 from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.places.file_system import FileSystem
 directory = CheckpointDirectory(sys.argv[1])
 print(directory.claim(directory.open(), "theirs", 0, force=False), flush=True)
 while not select.select([sys.stdin], [], [], 0.1)[0]:
@@ -38,7 +39,7 @@ def test_a_run_in_another_container_of_this_machine_holds_the_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Same boot, and its pid is nobody here, or somebody else: its heart tells."""
-    monkeypatch.setattr(directory_module, "FOREIGN_PATIENCE_S", 1.0)
+    monkeypatch.setattr(FileSystem, "patience_s", 1.0)
     ours = CheckpointDirectory(str(tmp_path))
     run_id = ours.open()
     container = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]

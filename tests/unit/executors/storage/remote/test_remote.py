@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from obstore.store import MemoryStore
 
+from autockpt.executors.storage.places import object_store as objects_module
 from autockpt.executors.storage.remote import Objects, RemoteCopies
-from autockpt.executors.storage.remote import object_store as objects_module
 from autockpt.values.errors import AutockptError, ConfigError, StorageError
 from tests.contracts.remote_contract import Asked, RemoteContract, Trained
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from autockpt.executors.storage.directory import MAX_RECORD_BYTES
+from autockpt.executors.storage.places.place import MAX_RECORD_BYTES
 from autockpt.executors.storage.shard_file import run_parallel
 from autockpt.executors.throttle.rate_limit import Throttle
 from autockpt.values.errors import (
@@ -44,7 +44,7 @@ class Objects:
         Raises ConfigError for a URL that names no store, or that holds a key.
         """
         self.url = url.rstrip("/")
-        self._store: Any = _open(url) if store is None else store
+        self.store: Any = _open(url) if store is None else store
         self._folder = _folder(url) if store is None else None
         """What a mounted directory is made durable by; a store by itself."""
 
@@ -53,29 +53,29 @@ class Objects:
         import obstore
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-        with self._asking("write", name):
+        with self.asking("write", name):
             try:
-                obstore.put(self._store, name, body, mode="create", use_multipart=False)
+                obstore.put(self.store, name, body, mode="create", use_multipart=False)
             except (AlreadyExistsError, PreconditionError):
                 return False
-            self._settle(name)
+            self.settle(name)
         return True
 
     def write(self, name: str, body: bytes) -> None:
         """Puts a small object, also over one that is there."""
         import obstore
 
-        with self._asking("write", name):
-            obstore.put(self._store, name, body, use_multipart=False)
-            self._settle(name)
+        with self.asking("write", name):
+            obstore.put(self.store, name, body, use_multipart=False)
+            self.settle(name)
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str, limit: int = MAX_RECORD_BYTES) -> bytes | None:
         """A record; None: there is none.  Raises CorruptCheckpointError when it is too long."""
         import obstore
 
-        with self._asking("read", name), contextlib.suppress(FileNotFoundError):
-            found = obstore.get(self._store, name)
-            if found.meta["size"] > MAX_RECORD_BYTES:
+        with self.asking("read", name), contextlib.suppress(FileNotFoundError):
+            found = obstore.get(self.store, name)
+            if found.meta["size"] > limit:
                 raise CorruptCheckpointError(
                     f"{self.url}/{name}: {found.meta['size']} bytes, expected a small record"
                 )
@@ -86,26 +86,49 @@ class Objects:
         """It is gone; also when it was."""
         import obstore
 
-        with self._asking("delete", name), contextlib.suppress(FileNotFoundError):
-            obstore.delete(self._store, name)
+        with self.asking("delete", name), contextlib.suppress(FileNotFoundError):
+            obstore.delete(self.store, name)
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Bytes of the objects in a folder, by the rest of their names."""
         import obstore
 
-        with self._asking("list", folder):
+        with self.asking("list", folder):
             return {
                 str(found["path"]).removeprefix(f"{folder}/"): found["size"]
-                for page in obstore.list(self._store, folder)
+                for page in obstore.list(self.store, folder)
                 for found in page
             }
+
+    def size(self, name: str) -> int | None:
+        """Bytes of an object; None: there is none."""
+        import obstore
+
+        with self.asking("read", name), contextlib.suppress(FileNotFoundError):
+            return int(obstore.head(self.store, name)["size"])
+        return None
+
+    def listing(self, folder: str) -> dict[str, int]:
+        """Bytes of the objects right in a folder, by the rest of their names; of folders in it 0.
+
+        `folder` "": the top.
+        """
+        import obstore
+
+        prefix = f"{folder}/" if folder else ""
+        with self.asking("list", folder):
+            found = obstore.list_with_delimiter(self.store, folder or None)
+        names = (str(path).rstrip("/") for path in found["common_prefixes"])
+        inside = {name.removeprefix(prefix): 0 for name in names}
+        objects = {str(at["path"]).removeprefix(prefix): at["size"] for at in found["objects"]}
+        return inside | objects
 
     def folders(self) -> list[str]:
         """Names of the folders at the top."""
         import obstore
 
-        with self._asking("list", ""):
-            listed = obstore.list_with_delimiter(self._store)["common_prefixes"]
+        with self.asking("list", ""):
+            listed = obstore.list_with_delimiter(self.store)["common_prefixes"]
         return sorted(str(prefix).rstrip("/") for prefix in listed)
 
     def upload(self, path: str, name: str, size: int, gate: Throttle) -> None:
@@ -113,15 +136,10 @@ class Objects:
 
         Raises NoCheckpointError when it got shorter, OSError when it cannot be read, StorageError.
         """
-        import obstore
-
-        part = max(PART_BYTES, -(-size // MOST_PARTS))
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            with self._asking("write", name):
-                writer = obstore.open_writer(
-                    self._store, name, buffer_size=part, max_concurrency=STREAMS
-                )
+            upload = self.begin(name, size)
+            part = upload.part_bytes
             for start in range(0, size, part):
                 piece = os.pread(fd, part, start)
                 if len(piece) != min(part, size - start):
@@ -129,11 +147,8 @@ class Objects:
                         f"{path}: ended at {start + len(piece)} of {size} bytes"
                     )
                 gate.wait(len(piece))
-                with self._asking("write", name):
-                    writer.write(piece)
-            with self._asking("write", name):
-                writer.close()  # only now there is an object
-                self._settle(name)
+                upload.write(piece)
+            upload.finish()
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(fd)
@@ -144,22 +159,12 @@ class Objects:
 
         Raises CorruptCheckpointError when it is another size or gone, OSError, StorageError.
         """
-        import obstore
-
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(path, flags, 0o644)
         try:
 
             def piece(start: int) -> None:
-                end = min(start + PART_BYTES, size)
-                try:
-                    with self._asking("read", name):
-                        got = obstore.get_range(self._store, name, start=start, end=end)
-                except FileNotFoundError:
-                    raise CorruptCheckpointError(f"{self.url}/{name}: was deleted") from None
-                data = memoryview(got)
-                if len(data) != end - start:
-                    raise CorruptCheckpointError(f"{self.url}/{name}: is shorter than {size}")
+                data = self.read_range(name, start, min(start + PART_BYTES, size))
                 while data:
                     count = os.pwrite(fd, data, start)
                     start, data = start + count, data[count:]
@@ -170,7 +175,29 @@ class Objects:
         finally:
             os.close(fd)
 
-    def _settle(self, name: str) -> None:
+    def read_range(self, name: str, start: int, stop: int) -> memoryview:
+        """The bytes from `start` to `stop`.
+
+        Raises CorruptCheckpointError where the object is gone or shorter, StorageError.
+        """
+        import obstore
+
+        try:
+            with self.asking("read", name):
+                got = memoryview(obstore.get_range(self.store, name, start=start, end=stop))
+        except FileNotFoundError:
+            raise CorruptCheckpointError(f"{self.url}/{name}: was deleted") from None
+        if len(got) != stop - start:
+            raise CorruptCheckpointError(
+                f"{self.url}/{name}: ends at {start + len(got)} bytes, expected at least {stop}"
+            )
+        return got
+
+    def begin(self, name: str, most_bytes: int) -> "Upload":
+        """An upload in parts of an object that will have at most `most_bytes`."""
+        return Upload(self, name, most_bytes)
+
+    def settle(self, name: str) -> None:
         """In a directory an object is a file, and durable when it and its folders are."""
         if self._folder is None:
             return
@@ -184,7 +211,7 @@ class Objects:
             path = os.path.dirname(path)
 
     @contextlib.contextmanager
-    def _asking(self, verb: str, name: str) -> Iterator[None]:
+    def asking(self, verb: str, name: str) -> Iterator[None]:
         """FileNotFoundError of what is read or deleted stays: absence is an answer."""
         from obstore.exceptions import BaseError
 
@@ -195,6 +222,34 @@ class Objects:
                 raise
             where = f"{self.url}/{name}"
             raise StorageError(f"{where}: cannot {verb}: {_cause(error)}") from error
+
+
+class Upload:
+    """An object that is being put in parts, in order.  Only `finish` makes it one.
+
+    Memory: `STREAMS` parts on their way and the one that fills.  Used from one thread at a time.
+    """
+
+    def __init__(self, objects: Objects, name: str, most_bytes: int) -> None:
+        import obstore
+
+        self._objects, self._name = objects, name
+        self.part_bytes = max(PART_BYTES, -(-most_bytes // MOST_PARTS))
+        with objects.asking("write", name):
+            self._writer: Any = obstore.open_writer(
+                objects.store, name, buffer_size=self.part_bytes, max_concurrency=STREAMS
+            )
+
+    def write(self, piece: bytes | memoryview) -> None:
+        """The next bytes.  Raises StorageError."""
+        with self._objects.asking("write", self._name):
+            self._writer.write(piece)
+
+    def finish(self) -> None:
+        """The object is there, and durable.  Raises StorageError."""
+        with self._objects.asking("write", self._name):
+            self._writer.close()
+            self._objects.settle(self._name)
 
 
 def _open(url: str) -> "ObjectStore":

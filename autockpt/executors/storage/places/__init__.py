@@ -1,0 +1,1 @@
+"""Where a checkpoint directory stands: a file system, or an object store under a URL."""
