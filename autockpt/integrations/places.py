@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autockpt.run_directory import RunDirectory
-from autockpt.values.errors import ConfigError, NoCheckpointError
+from autockpt.values.errors import ConfigError, NoCheckpointError, StorageError
 from autockpt.values.generation import Generation
+from autockpt.values.policy_keys.paths import is_store_url
 
 if TYPE_CHECKING:
     from autockpt.executors.protocol.messages import TermParent
@@ -24,11 +25,14 @@ class Place:
     generation: str | None = None
 
 
-def find_place(path: str) -> Place:
+def find_place(path: str, *, in_store: bool = False) -> Place:
     """From a run directory, a checkpoint directory or one generation in it.
 
-    Raises ConfigError for anything else.
+    With `in_store` also from the URL of one in an object store.  Raises ConfigError for anything
+    else, StorageError for a store that does not answer.
     """
+    if in_store and is_store_url(path):
+        return _place_in_store(path.rstrip("/"))
     folder = Path(os.path.abspath(path))
     if folder.is_file():
         raise _foreign(path, foreign_kind(path))
@@ -52,6 +56,21 @@ def find_place(path: str) -> Place:
     if kind := foreign_kind(path):
         raise _foreign(path, kind)
     raise ConfigError(f"{path}: neither a run nor a checkpoint directory")
+
+
+def _place_in_store(url: str) -> Place:
+    from autockpt.executors.storage.places.choose import place_of
+
+    folder, _, name = url.rpartition("/")
+    if _is_generation(name):
+        return Place(directory=folder, generation=name)
+    try:
+        names = place_of(url).names(url)
+    except OSError as error:
+        raise StorageError(f"{url}: cannot list: {error.strerror}") from error
+    if "RUN" not in names and not any(map(_is_generation, names)):
+        raise ConfigError(f"{url}: holds no checkpoints; see `autockpt ls {folder or url}`")
+    return Place(directory=url)
 
 
 _BRIDGES = (
@@ -118,7 +137,7 @@ def choose(place: Place, named: str | None) -> str:
     name = place.generation if named is None else unpinned_name(place.directory, named)
     if name is not None:
         Generation.from_name(name)
-        if not os.path.isdir(os.path.join(place.directory, name)):
+        if not _is_folder(place.directory, name):
             raise ConfigError(f"{place.directory}: holds no {name}; see `autockpt ls`")
         return name
     from autockpt.executors.storage.catalogue import list_generations
@@ -131,6 +150,19 @@ def choose(place: Place, named: str | None) -> str:
     if not committed:
         raise ConfigError(f"{place.directory}: holds no committed checkpoint; see `autockpt ls`")
     return committed[-1]
+
+
+def _is_folder(directory: str, name: str) -> bool:
+    """Whether a generation has a folder; raises StorageError for a store that does not answer."""
+    from autockpt.executors.storage.places.choose import place_of
+
+    folder = os.path.join(directory, name)
+    if not is_store_url(folder):
+        return os.path.isdir(folder)
+    try:
+        return bool(place_of(folder).names(folder))
+    except OSError as error:
+        raise StorageError(f"{folder}: cannot list: {error.strerror}") from error
 
 
 def unpinned_name(directory: str, named: str) -> str:

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 EXAMPLES = """
 autockpt show runs/train-20260101-120000                  # the newest one
 autockpt show checkpoints ckpt-t0001-step-00000400 --tensors
+autockpt show s3://bucket/run-7
 """
 
 
 @click.command(cls=Command, examples=EXAMPLES)
-@click.argument("path", metavar="RUN_DIR|DIR|ARCHIVE")
+@click.argument("path", metavar="RUN_DIR|DIR|ARCHIVE|URL")
 @click.argument("generation", required=False)
 @click.option("--tensors", is_flag=True, help="List every tensor.")
 @common
@@ -36,7 +37,7 @@ def show(console: Console, path: str, generation: str | None, tensors: bool) -> 
     if archive.is_archive(path):
         archive.show(console, path, generation, tensors=tensors)
         return
-    place = find_place(path)
+    place = find_place(path, in_store=True)
     name = choose(place, generation)
     folder = os.path.join(place.directory, name)
     commit = read_commit(os.path.join(folder, "COMMIT"))

@@ -19,11 +19,12 @@ EXAMPLES = """
 autockpt verify runs/train-20260101-120000                # the newest checkpoint
 autockpt verify runs/train-20260101-120000 --all
 autockpt verify runs/train-20260101-120000 --quarantine   # set damaged ones aside
+autockpt verify s3://bucket/run-7                         # read the newest copy back
 """
 
 
 @click.command(cls=Command, examples=EXAMPLES)
-@click.argument("path", metavar="RUN_DIR|DIR|ARCHIVE")
+@click.argument("path", metavar="RUN_DIR|DIR|ARCHIVE|URL")
 @click.argument("generation", required=False)
 @click.option("--all", "every", is_flag=True, help="Every committed checkpoint, not the newest.")
 @click.option(
@@ -50,12 +51,23 @@ def verify(
     from autockpt.executors.storage.maintenance import damaged_records
     from autockpt.executors.storage.maintenance import repair as mend
     from autockpt.integrations.places import find_place
-    from autockpt.values.errors import CorruptCheckpointError, NoCheckpointError, StorageError
+    from autockpt.values.errors import (
+        ConfigError,
+        CorruptCheckpointError,
+        NoCheckpointError,
+        StorageError,
+    )
+    from autockpt.values.policy_keys.paths import is_store_url
     from autockpt.values.record import to_data
 
     if archive.is_archive(path):
         return archive.verify(console, path, generation, every=every)
-    place = find_place(path)
+    place = find_place(path, in_store=True)
+    if (deep or quarantine) and is_store_url(place.directory):
+        raise ConfigError(
+            f"{path}: --with-records and --quarantine need a directory; bring the checkpoints into "
+            "one first: autockpt pull URL RUN_DIR"
+        )
     if quarantine:
         CheckpointDirectory(place.directory).require_unheld()
     if every or deep or quarantine:

@@ -5,6 +5,7 @@ An object is there whole or not at all, and can be put on the condition that it 
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -33,6 +34,27 @@ RETRIES = 4
 """Of one request that can be repeated; how long one may take stands in the environment."""
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https", "file")
 """The library's, without the one whose objects end with the process."""
+
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_WRONG = "the store does not know these credentials; check AWS_ACCESS_KEY_ID and its secret"
+_EXPIRED = "the credentials have expired; renew them, and start the job again with the new ones"
+_THROTTLED = (
+    f"the store asks for fewer requests, also after {RETRIES} repetitions; nothing is lost, and "
+    "the next checkpoint tries again"
+)
+_CURES = {
+    "AccessDenied": "these credentials may not do this; allow reading, writing, deleting, listing",
+    "ExpiredToken": _EXPIRED,
+    "InvalidAccessKeyId": _WRONG,
+    "InvalidToken": _WRONG,
+    "NoSuchBucket": "there is no such bucket; make it, or check its name and AWS_ENDPOINT_URL",
+    "RequestTimeTooSkewed": "the clock of this machine is off; set it (timedatectl set-ntp true)",
+    "ServiceUnavailable": _THROTTLED,
+    "SignatureDoesNotMatch": "the secret key is wrong; check AWS_SECRET_ACCESS_KEY",
+    "SlowDown": _THROTTLED,
+    "TokenRefreshRequired": _EXPIRED,
+}
+"""Cures by the codes of S3's answers."""
 
 
 class Objects:
@@ -73,7 +95,7 @@ class Objects:
         """A record; None: there is none.  Raises CorruptCheckpointError when it is too long."""
         import obstore
 
-        with self.asking("read", name), contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError), self.asking("read", name):
             found = obstore.get(self.store, name)
             if found.meta["size"] > limit:
                 raise CorruptCheckpointError(
@@ -86,7 +108,7 @@ class Objects:
         """It is gone; also when it was."""
         import obstore
 
-        with self.asking("delete", name), contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError), self.asking("delete", name):
             obstore.delete(self.store, name)
 
     def sizes(self, folder: str) -> dict[str, int]:
@@ -101,10 +123,10 @@ class Objects:
             }
 
     def size(self, name: str) -> int | None:
-        """Bytes of an object; None: there is none."""
+        """Bytes of an object; None: there is none, or no such bucket, as listings say."""
         import obstore
 
-        with self.asking("read", name), contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError), self.asking("read", name):
             return int(obstore.head(self.store, name)["size"])
         return None
 
@@ -218,7 +240,8 @@ class Objects:
         try:
             yield
         except (BaseError, OSError) as error:
-            if isinstance(error, FileNotFoundError) and verb in ("read", "delete"):
+            absent = isinstance(error, FileNotFoundError) and _code(error) != "NoSuchBucket"
+            if absent and verb in ("read", "delete"):
                 raise
             where = f"{self.url}/{name}"
             raise StorageError(f"{where}: cannot {verb}: {_cause(error)}") from error
@@ -293,5 +316,14 @@ def _folder(url: str) -> str | None:
 
 
 def _cause(error: BaseException) -> str:
-    """The first line: the others are the library's own view of it."""
+    """The store's own word for it, and a cure; else the first line of the library's text."""
+    code = _code(error)
+    if code in _CURES:
+        return f"{code}: {_CURES[code]}"
     return str(error).partition("\n")[0] or type(error).__name__
+
+
+def _code(error: BaseException) -> str:
+    """The code in the answer of a store; "" where it has none."""
+    found = _CODE.search(str(error))
+    return found[1] if found else ""

@@ -12,7 +12,7 @@ from autockpt.executors.storage.places import object_store as objects_module
 from autockpt.executors.storage.remote import Objects, RemoteCopies
 from autockpt.executors.throttle.rate_limit import RateLimiter
 from autockpt.run_directory import RunDirectory
-from autockpt.values.errors import AutockptError, CorruptCheckpointError, GuardError
+from autockpt.values.errors import AutockptError, ConfigError, CorruptCheckpointError, GuardError
 from autockpt.values.goal import RemoteWish
 from tests.contracts.remote_contract import Trained, g
 from tests.unit.cli.scripts import ECHO, ROOT, autockpt, write
@@ -190,3 +190,31 @@ def test_a_low_rate_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     copier.look(last=True)
     assert sent > 4 * 2**14
     assert (sent - 2**14) / now_s[0] <= 2.0**10
+
+
+def test_a_copy_is_shown_and_verified_where_it_is(tmp_path: Path) -> None:
+    """By its URL; a flipped bit is found there, and nothing is written."""
+    run = Trained(tmp_path / "run")
+    run.save(1)
+    generation = run.save(2)
+    url = (tmp_path / "store").as_uri()
+    for each in (g(1), generation):
+        RemoteCopies(Objects(url)).push(run.directory, each)
+    done = autockpt("verify", url, "--all", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [each["ok"] for each in json.loads(done.stdout)["results"]] == [True, True]
+    for named in ((url, g(1).name), (f"{url}/{g(1).name}",)):
+        done = autockpt("verify", *named, "--json", cwd=tmp_path)
+        assert json.loads(done.stdout)["results"][0]["name"] == g(1).name
+    shard = tmp_path / "store" / generation.name / "shard-00000-a1.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    done = autockpt("verify", url, cwd=tmp_path)
+    assert done.returncode == CorruptCheckpointError.exit_code
+    assert f"DAMAGED  {generation.name}" in done.stdout
+    assert not (shard.parent / "CORRUPT").exists()
+    for option, wrong in (("--quarantine", url), ("--all", f"{url}/none")):
+        done = autockpt("verify", wrong, option, cwd=tmp_path)
+        assert done.returncode == ConfigError.exit_code
+        assert "need a directory" in done.stderr or "holds no checkpoints" in done.stderr

@@ -1,0 +1,98 @@
+"""What an object store answers is named with a cure, and asked for again only so often."""
+
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.places.object_store import RETRIES, Objects
+from autockpt.values.errors import StorageError
+from tests.unit.executors.storage.remote.test_remote import account
+
+ASKS: tuple[Callable[[Objects], object], ...] = (
+    lambda objects: objects.write("a", b"1"),
+    lambda objects: objects.create("a", b"1"),
+    lambda objects: objects.read("a"),
+    lambda objects: objects.listing("a"),
+)
+
+
+class Answers(ThreadingHTTPServer):
+    """A store that gives one answer to all."""
+
+    daemon_threads = True
+    status, code, asked = 500, "", 0
+
+
+class Answer(BaseHTTPRequestHandler):
+    """An error as S3 writes it."""
+
+    def do_GET(self) -> None:
+        assert isinstance(self.server, Answers)
+        self.server.asked += 1
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = f"<Error><Code>{self.server.code}</Code></Error>".encode()
+        self.send_response(self.server.status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_PUT = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Answers]:
+    """On this machine; the environment names it."""
+    server = Answers(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    account(f"http://127.0.0.1:{server.server_port}", monkeypatch)
+    yield server
+    server.shutdown()
+    thread.join(60)
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "cure"),
+    [
+        (403, "RequestTimeTooSkewed", "the clock of this machine is off"),
+        (400, "ExpiredToken", "renew them"),
+        (403, "InvalidAccessKeyId", "check AWS_ACCESS_KEY_ID"),
+        (403, "AccessDenied", "allow reading, writing, deleting, listing"),
+        (404, "NoSuchBucket", "there is no such bucket"),
+    ],
+)
+def test_an_error_is_named_with_its_cure_and_not_repeated(
+    server: Answers, status: int, code: str, cure: str
+) -> None:
+    """One request each; a bucket that is not there is not taken for one without checkpoints."""
+    server.status, server.code = status, code
+    for ask in ASKS:
+        said = rf"^s3://bucket/run/a: cannot \w+: {code}: .*{cure}"
+        with pytest.raises(StorageError, match=said):
+            ask(Objects("s3://bucket/run"))
+    assert server.asked == len(ASKS)
+
+
+def test_a_store_that_throttles_is_asked_only_so_often(server: Answers) -> None:
+    """Then the error says it; the next checkpoint tries again."""
+    server.status, server.code = 503, "SlowDown"
+    with pytest.raises(StorageError, match="SlowDown: the store asks for fewer requests"):
+        Objects("s3://bucket/run").read("a")
+    assert server.asked == RETRIES + 1
+
+
+def test_a_directory_in_a_store_that_refuses_is_no_empty_one(server: Answers) -> None:
+    """What would read as nothing there would begin the training from scratch."""
+    server.status, server.code = 404, "NoSuchBucket"
+    directory = CheckpointDirectory("s3://bucket/run")
+    for ask in (directory.highest_term, directory.parents, directory.open,
+                lambda: directory.catalogue("run")):  # fmt: skip
+        with pytest.raises(StorageError, match="NoSuchBucket: there is no such bucket"):
+            ask()
