@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from autockpt.executors.image.container import read_index
+from autockpt.executors.keeper.saving.delta_bases import Base
+from autockpt.executors.storage.catalogue import list_generations, verify_generation
+from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.places.choose import place_of
+from autockpt.values.generation import Generation
 from tests.contracts.place_contract import PlaceContract
+from tests.contracts.remote_contract import image
+from tests.unit.executors.checkpoints import commit_images
 from tests.unit.executors.storage.remote.test_remote import endpoint, s3
 
 __all__ = ["endpoint", "s3"]
@@ -39,3 +47,26 @@ class TestS3(PlaceContract):
     def path(self, s3: None) -> str:
         """A prefix each."""
         return f"s3://bucket/places/{next(_places)}"
+
+
+@pytest.mark.parametrize("codec", ["none", "planes", "zstd"])
+def test_shards_go_through_the_keepers_pipeline_into_a_store(tmp_path: Path, codec: str) -> None:
+    """With several writers, encoded or as they are, and as a difference; every byte reads back."""
+    directory = CheckpointDirectory(f"file://{tmp_path}/store/run")
+    run_id = directory.open()
+    directory.claim(run_id, "launch", 0, force=False)
+    first = commit_images(
+        directory, run_id, Generation(term=1, step=1), [image(1), image(2)], codec=codec
+    )
+    base = None
+    if codec == "planes":
+        text = place_of(first).read(f"{first}/idx-00000-a1.json")
+        base = Base(image(1), read_index(text, where="index"), bases=0)
+    commit_images(directory, run_id, Generation(term=1, step=2), [image(3)], codec=codec, base=base)
+    for generation in directory.catalogue(run_id):
+        result = verify_generation(directory.path, generation.generation.name)
+        assert result.ok, result.problems
+    assert [r.state for r in list_generations(directory.path)] == ["committed", "committed"]
+    shard = tmp_path / "store" / "run" / "ckpt-t0001-step-00000001" / "shard-00001-a1.safetensors"
+    shard.write_bytes(bytes(byte ^ 1 for byte in shard.read_bytes()))
+    assert verify_generation(directory.path, shard.parent.name).damaged
