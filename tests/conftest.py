@@ -72,6 +72,15 @@ def _nursery() -> Iterator[Any]:
 
 
 @pytest.fixture
+def warm_starts() -> Iterator[None]:
+    """Python processes that this test starts begin with torch and autockpt imported."""
+    from tests.unit.cli.scripts import warm
+
+    with warm():
+        yield
+
+
+@pytest.fixture
 def forked_keepers(_nursery: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keepers that this process asks for are there in milliseconds: their imports are done."""
     from autockpt.executors.keeper import launch

@@ -1,5 +1,6 @@
 """A few cases of every campaign; `make test-all` plays many more."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from tests.campaigns.__main__ import main
 from tests.campaigns.framework import ROOT, environment, read_summaries, replay_line, run_share
 from tests.campaigns.schedule import FULL, Full
 from tests.campaigns.table import PAGE, RESULT, with_table
+from tests.unit.cli.scripts import warm
 
 COUNTS = {
     "simulation": 250,
@@ -32,6 +34,8 @@ COUNTS = {
     "fuzz": 100_000,
 }
 """Executions in `make test`; None: all that are different."""
+WARM = ("keeper-ops", "sigterm")
+"""Campaigns whose own processes begin with torch imported; what they start is told by the case."""
 
 
 def campaign(
@@ -44,9 +48,10 @@ def campaign(
         sys.executable, "-m", "tests.campaigns", name, "--seed", str(seed), "--workers", workers,
         "--minutes", "12", "--out", str(out), *more,
     ]  # fmt: skip
-    ended = subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
-    )
+    with warm() if name in WARM else contextlib.nullcontext():
+        ended = subprocess.run(
+            command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
+        )
     assert out.exists(), ended.stdout + ended.stderr
     (summary,) = read_summaries(out)
     if summary.skipped:

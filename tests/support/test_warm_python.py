@@ -88,6 +88,7 @@ def test_a_program_sees_what_it_sees_of_a_cold_start(
         "import os; print('lost', end=''); os._exit(3)",
         "print(",
         "import random, numpy; random.random(); numpy.random.random()",
+        "import atexit, sys; atexit.register(lambda: print(sys.last_value)); 1 / 0",
     ],
 )
 def test_a_program_ends_as_from_a_cold_start(source: str, tmp_path: Path) -> None:

@@ -6,13 +6,15 @@
 A process without threads, the nursery, has imported everything and forks.  What it forks becomes
 what the command asks for: arguments, environment, directory, descriptors, signals, session, name in
 the process table.  It is a child of the process that asked, which waits for it as for any other.
-The process of an `autockpt` command has a nursery of its own, so that its ranks begin warm too.
+The process of a launcher, `autockpt` for one, has a nursery of its own, so that its ranks begin
+warm too.
 
 A command that this cannot imitate starts cold, as do all commands when the nursery has ended.
 """
 
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib
 import inspect
@@ -47,8 +49,9 @@ IMPORTED = (
     "autockpt.launch.elastic.torchelastic", "autockpt.session.job",
     "autockpt.session.tuning.autotuner", "autockpt.session.session", "autockpt.cli.jobs.outcome",
     "autockpt.policies.policy_file", "autockpt.reports.model", "autockpt.reports.html",
+    "autockpt.executors.keeper.__main__",
 )  # fmt: skip
-LAUNCHERS = ("autockpt",)
+LAUNCHERS = ("autockpt", "torch.distributed.run", "tests.campaigns")
 """Modules whose processes start Python processes themselves."""
 THREADS = "OMP_NUM_THREADS"
 """Read when torch is loaded, and can be set later."""
@@ -158,6 +161,7 @@ def warm_starts(nursery: Nursery) -> Iterator[None]:
 def _warm_or(cold: Callable[..., None], nursery: Nursery) -> Callable[..., None]:
     signature = inspect.signature(cold)
 
+    @functools.wraps(cold)  # so that one within another finds the names of arguments
     def execute_child(popen: Any, *given: Any) -> None:
         settings = signature.bind(popen, *given).arguments
         pid = nursery.start(settings)
@@ -413,6 +417,7 @@ def main() -> None:
         traceback = error.__traceback__
         while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
             traceback = traceback.tb_next
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, traceback
         sys.excepthook(type(error), error.with_traceback(traceback), traceback)
         sys.exit(1)
 

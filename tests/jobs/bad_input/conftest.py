@@ -1,31 +1,10 @@
-"""A live run, a zygote for what needs a process of its own, and a small file system to fill."""
+"""A small file system to fill."""
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from tests.jobs.kill.zygote import Zygote
-from tests.support.live import Live
-
-
-@pytest.fixture
-def live(
-    new_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch, forked_keepers: None
-) -> Iterator[Live]:
-    """A run directory, and trainings in this process on it."""
-    run = Live(new_run(), monkeypatch)
-    yield run
-    run.leave()
-
-
-@pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
-    """Forks trainers; one import of torch for all."""
-    zygote = Zygote()
-    yield zygote
-    zygote.close()
 
 
 @pytest.fixture

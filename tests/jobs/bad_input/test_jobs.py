@@ -17,6 +17,7 @@ from tests.support import trainings
 from tests.support.live import SPEC, Live, granted, room_for_one
 from tests.unit.executors.states import Holder
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
 PLAN = trainings.plan(memory=4, disk=4)
 
 

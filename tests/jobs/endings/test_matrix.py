@@ -4,6 +4,7 @@
 most one interval of what there was time for: with the coming boundary in the grace, none at all.
 """
 
+import contextlib
 import itertools
 import os
 import signal
@@ -24,7 +25,7 @@ from autockpt.values.exit_codes import SAVED_REQUEUE
 from autockpt.values.goal import FailureDeclaration, Goal
 from autockpt.values.telemetry import CheckpointDurable
 from tests.support import trainings
-from tests.unit.cli.scripts import environment, write
+from tests.unit.cli.scripts import environment, warm, write
 
 PATIENCE_S = 240.0
 """For every wait: a machine that does much else at the same time."""
@@ -118,10 +119,9 @@ def cases() -> Iterator[Case]:
 
 
 ALL = tuple(cases())
-QUICK = {
-    "SIGTERM-python-between two checkpoints-disk-120 s",
-    "SIGINT-run 1-before the first checkpoint-disk-120 s",
-}
+WARM = "SIGINT-run 1-before the first checkpoint-disk-120 s"
+"""Its processes begin with torch imported; those of all others begin as users' do."""
+QUICK = {"SIGTERM-python-between two checkpoints-disk-120 s", WARM}
 
 
 def parameters() -> list[Any]:
@@ -198,7 +198,8 @@ def started(case: Case, run_dir: str, cwd: Path) -> Iterator["subprocess.Popen[b
     if case.launcher == "torchrun":
         run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         words = [sys.executable, *run, "s.py", *slow]
-    with open(cwd / "said", "wb") as said:
+    begin = warm if str(case) == WARM else contextlib.nullcontext
+    with open(cwd / "said", "wb") as said, begin():
         job = subprocess.Popen(
             words, cwd=cwd, env=environment(AUTOCKPT_NO_PROFILE="1"), stdout=said, stderr=said,
             start_new_session=True,

@@ -12,6 +12,7 @@ from autockpt.values.exit_codes import NO_PROGRESS
 from tests.jobs.kill.zygote import environment
 
 STEPS, POISONED = 24, 9
+pytestmark = pytest.mark.usefixtures("warm_starts")
 PATIENCE_S = 240.0
 SCRIPT = """
 import sys

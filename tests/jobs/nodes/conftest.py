@@ -1,4 +1,4 @@
-"""What all tests of nodes share: the zygote, and networks of namespaces."""
+"""What all tests of nodes share: networks of namespaces."""
 
 import subprocess
 from collections.abc import Callable, Iterator
@@ -31,14 +31,6 @@ def launched(nodes: int, bits_per_s: int, folder: Path, **more: Any) -> Iterator
         for node in range(nodes):
             job.launch(node)
         yield job
-
-
-@pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
-    """Forks trainers; one import of torch for the whole session."""
-    zygote = Zygote()
-    yield zygote
-    zygote.close()
 
 
 @pytest.fixture

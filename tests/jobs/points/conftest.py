@@ -1,24 +1,9 @@
-"""A live run that leaves nothing behind, and a zygote for what shows only with several ranks."""
+"""Iterations whose length other processes do not change."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
-
-from tests.jobs.kill.conftest import zygote
-from tests.support.live import Live
-
-__all__ = ["live", "zygote"]
-
-
-@pytest.fixture
-def live(
-    new_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch, forked_keepers: None
-) -> Iterator[Live]:
-    """A run directory, and trainings in this process on it."""
-    run = Live(new_run(), monkeypatch)
-    yield run
-    run.leave()
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from autockpt.values import telemetry as t
 from tests.support import trainings
 from tests.unit.cli.scripts import environment, python, write
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
 DATA = TensorDataset(torch.arange(1.0, 101.0))
 
 

@@ -19,6 +19,7 @@ from tests.jobs.session.test_ending import DATA, Counted
 from tests.support import trainings
 from tests.unit.cli.scripts import environment, write
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
 PATIENCE_S = 60.0
 
 

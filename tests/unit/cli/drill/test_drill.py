@@ -18,7 +18,7 @@ from autockpt.values.telemetry import (
     RunStarted,
 )
 from tests.support import trainings
-from tests.unit.cli.scripts import python, write
+from tests.unit.cli.scripts import autockpt, python, write
 
 SCRIPT = """
 import time, torch, autockpt
@@ -122,7 +122,7 @@ def test_a_directory_that_is_there_is_refused(tmp_path: Path) -> None:
     """A drill kills what runs in it."""
     write(tmp_path, "s.py", SCRIPT)
     (tmp_path / "mine").mkdir()
-    done = python("-m", "autockpt", "drill", "--run-dir", "mine", "s.py", cwd=tmp_path)
+    done = autockpt("drill", "--run-dir", "mine", "s.py", cwd=tmp_path)
     assert done.returncode == 78
     assert "a drill needs a directory of its own" in done.stderr
 
@@ -130,9 +130,7 @@ def test_a_directory_that_is_there_is_refused(tmp_path: Path) -> None:
 def test_a_job_that_does_not_train_is_no_broken_promise(tmp_path: Path) -> None:
     """Its own output is shown."""
     write(tmp_path, "s.py", "raise RuntimeError('no data here')")
-    done = python(
-        "-m", "autockpt", "drill", "--run-dir", "d", "--fault", "rank", "s.py", cwd=tmp_path
-    )
+    done = autockpt("drill", "--run-dir", "d", "--fault", "rank", "s.py", cwd=tmp_path)
     assert done.returncode == 69
     assert "no data here" in done.stderr
 

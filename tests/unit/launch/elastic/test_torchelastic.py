@@ -243,6 +243,7 @@ def two_ranks(command: list[str], folder: Path) -> "list[subprocess.Popen[str]]"
     ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_under_a_foreign_launcher_the_script_runs_in_this_process(tmp_path: Path) -> None:
     """torchrun's rank 1 waits for rank 0's directory, spawns nothing, and passes the code on."""
     source = """
@@ -260,6 +261,7 @@ sys.exit(9)
         assert "Traceback" not in err
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_a_profile_under_a_foreign_launcher_keeps_its_policy(tmp_path: Path) -> None:
     """Rank 0 writes goal and run before rank 1 begins; the plan that comes next is under it."""
     write(

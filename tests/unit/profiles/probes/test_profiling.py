@@ -13,6 +13,7 @@ from autockpt.values.goal import Goal
 from autockpt.values.profile import Profile
 from autockpt.values.record import from_json
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
 ROOT = Path(__file__).resolve().parents[4]
 
 DRIVER = """
