@@ -21,7 +21,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-nodes test prose docs test-frameworks endings cases check test-all clean
+.PHONY: help demo demo-nodes test prose docs test-frameworks test-slurm endings cases check test-all clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-zA-Z%_-]+:.*## / { sub("%", "NAME", $$1); printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -75,6 +75,9 @@ FRAMEWORKS ?= huggingface accelerate lightning ignite deepspeed torchtitan ray t
 test-frameworks: $(FRAMEWORKS:%=.venv-%/.ready)  ## adapters against the real frameworks, killed and resumed
 	@for name in $(FRAMEWORKS); do \
 	  .venv-$$name/bin/python -m pytest tests/frameworks/test_$$name.py $(PYTEST_ARGS) || exit 1; done
+
+test-slurm: $(VENV)/.ready  ## jobs on a real Slurm of this machine (root; Debian's slurm and munge)
+	$(PY) -m pytest tests/slurm -v $(PYTEST_ARGS)
 
 endings: $(VENV)/.ready  ## signal x when x launcher x tier x grace, with real processes
 	$(PY) -m pytest tests/jobs/endings $(PYTEST_ARGS)

@@ -3,7 +3,11 @@
 Importing this package costs nothing, because workers import it too (`autockpt.cli.script_runner`).
 """
 
+import atexit
+import contextlib
+import os
 import sys
+import threading
 from collections.abc import Sequence
 
 
@@ -15,4 +19,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     if callable(code):
         # The user's script runs from here, with nothing of the command line on the stack.
         code = code()
+    _leave(code)
+
+
+def _leave(code: int) -> None:
+    """Ends the process with this code, also where a thread of torch's rendezvous still runs.
+
+    Such a thread returns from C++ while the interpreter ends, and aborts it: exit code 134 hides
+    the one that a scheduler acts on.
+    """
+    if any(t.name.startswith("RendezvousKeepAliveTimer") for t in threading.enumerate()):
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads it
+                stream.flush()
+        os._exit(code)
     sys.exit(code)

@@ -256,11 +256,12 @@ def _interval_choice(
         return Choice(
             name=name, chosen="off", reason="the memory tier is off; see the choice of slots"
         )
-    mtbf = format_duration(1 / rate_per_s) if rate_per_s else "never"
+    every = format_duration(1 / rate_per_s) if rate_per_s else ""
+    often = f"come every {every} on average" if every else "never come"
     free = "the best period" if not intervals.binding else "the unbounded optimum"
     reason = (
-        f"a checkpoint costs {format_duration(cost_s)} of training and the failures it serves come "
-        f"every {mtbf} on average, so {free} is "
+        f"a checkpoint costs {format_duration(cost_s)} of training and the failures it serves "
+        f"{often}, so {free} is "
         f"{format_duration(optimum_s) if optimum_s < float('inf') else 'unbounded'}"
     )
     reason += (

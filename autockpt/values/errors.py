@@ -11,7 +11,8 @@
       GuardError               refused for safety
         NoRoomError            ask again later: the host has no memory for it now
       RollbackError            nothing: the launcher starts the script again
-      ProtocolError            a bug of ours or a foreign keeper; the training goes on unprotected
+      ProtocolError            a bug of ours or a foreign keeper; the training goes on unprotected.
+      LostNodesError           look at the other launchers, start the job again
 
 A message says what, where, expected and got with units, and the next step.
 """
@@ -72,6 +73,10 @@ class GuardError(AutockptError):
 
 class NoRoomError(GuardError):
     """The host has no memory for it now, though the policy would allow it."""
+
+
+class LostNodesError(AutockptError):
+    """The launchers of a job no longer reach one another.  Look at the others, start again."""
 
 
 class RollbackError(AutockptError):

@@ -209,6 +209,10 @@ class RatePosterior:
         )
 
 
+MemoryEnd = Literal["node", "step", "rank"]
+"""The memory of a node is lost with that node, with any node of the job, or with any rank."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRates:
     """How often the job is interrupted, and what survives."""
@@ -225,6 +229,8 @@ class FailureRates:
     (faded) event; shares are weights over their sum.  Empty: not estimated."""
     together: tuple[float, ...] = ()
     """The same of 1, 2, 3 and at least 4 nodes that are lost together."""
+    memory_ends_with: MemoryEnd = "node"
+    """A scheduler that ends all processes of a job step ends its keepers, and their memory."""
 
     @property
     def interruptions_per_s(self) -> float:

@@ -10,6 +10,7 @@ from autockpt.cli.shared.versions import versions
 from autockpt.executors.linux import memcpy_threshold
 from autockpt.profiles.probes.copies import copy_gain
 from autockpt.profiles.probes.host import memory_headroom, read_text
+from autockpt.profiling.facts.job_step import memory_end_here
 from autockpt.values.units import format_bytes
 
 SMALL_SHM_BYTES = 10**9
@@ -19,7 +20,8 @@ STORE_SETTING = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 def check() -> list[Finding]:
     """All findings about the machine and the environment."""
     found = [_memory(), _huge_pages(), _memlock(), _shm(), _gpus(), _versions(), _store(os.environ)]
-    return [*found, *_pod(os.environ), *_threads(os.environ), *_copies(os.environ), _exactness()]
+    found += [*_pod(os.environ), *_job(os.environ), *_threads(os.environ), *_copies(os.environ)]
+    return [*found, _exactness()]
 
 
 def _memory() -> Finding:
@@ -58,6 +60,26 @@ def _pod(environ: Mapping[str, str]) -> list[Finding]:
             "memory serve restarts within the container alone",
             fix="a volume for the run directory, terminationGracePeriodSeconds above the time of "
             "one checkpoint, a memory limit of 2 to 3 states (docs/kubernetes.md)",
+        )
+    ]
+
+
+def _job(environ: Mapping[str, str]) -> list[Finding]:
+    """The finding of a Slurm job; [] outside of one."""
+    if "SLURM_JOB_ID" not in environ:
+        return []
+    step = environ.get("SLURM_STEP_ID", "batch script")
+    job = f"this is job {environ['SLURM_JOB_ID']} of Slurm, step {step}"
+    if memory_end_here() == "node":
+        what = f"{job}: keepers stay behind when a step ends"
+        return [Finding(id="launcher.slurm", status="ok", what=what)]
+    return [
+        Finding(
+            id="launcher.slurm",
+            status="note",
+            what=f"{job}: Slurm ends every process of a step with it, keepers and their memory too",
+            fix="one launcher a node restarts ranks within the step: srun --ntasks-per-node=1 "
+            "autockpt run --nproc-per-node N (docs/slurm.md)",
         )
     ]
 

@@ -28,7 +28,7 @@ from autockpt.launch.elastic.request import Ending, Launch
 from autockpt.launch.elastic.signals import Interrupted, heeded, install, interrupt, signals_raise
 from autockpt.launch.sidecars.keeper import KeeperBeside
 from autockpt.profiles.probes.copies import copy_gain
-from autockpt.values.errors import ConfigError
+from autockpt.values.errors import ConfigError, LostNodesError
 
 MONITOR_S = 0.1
 """How often the agent looks at its ranks."""
@@ -68,6 +68,7 @@ def _launch(request: Launch, console: Console, keeper: KeeperBeside) -> Ending:
     os.environ.update(_variables(request))
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher import api
 
     _log_torchelastic(request.run.logs / "launcher.log", console)
@@ -82,6 +83,8 @@ def _launch(request: Launch, console: Console, keeper: KeeperBeside) -> Ending:
             api.elastic_launch(config, sys.executable)(*command, *users)
         except ChildFailedError as failed:
             return watch.failed(failed.failures)
+        except RendezvousError as error:
+            raise LostNodesError(_not_met(config, error)) from error
         except SignalException as ended:
             number = int(ended.sigval)
             return Ending(
@@ -93,6 +96,15 @@ def _launch(request: Launch, console: Console, keeper: KeeperBeside) -> Ending:
                 keeper_by_s=watch.keeper_by_s,
             )
     return Ending(state="finished", exit_code=0, restarts=watch.restarts)
+
+
+def _not_met(config: Any, error: Exception) -> str:
+    """Which nodes did not meet where, and what to look at."""
+    return (
+        f"the nodes of this job no longer meet at {config.rdzv_endpoint}: {error}  Either the "
+        "launcher there has ended, and its own output says why; or another program has that port: "
+        "name a free one with --rdzv-endpoint"
+    )
 
 
 def _variables(request: Launch) -> dict[str, str]:

@@ -37,7 +37,7 @@ def rates_of(profile: Profile, goal: Goal) -> Rates:
 
 def split_rates(failures: FailureRates, goal: Goal) -> Rates:
     """The same from failure rates alone, for the controller."""
-    share = failures.process_share
+    share = 0.0 if failures.memory_ends_with == "rank" else failures.process_share
     if goal.failures.process_share is not None:
         share = goal.failures.process_share
     total, declared_s = failures.interruptions_per_s, declared_mtbf_s(failures, goal)

@@ -99,6 +99,15 @@ def decided_again(
     )
 
 
+MEMORY_ENDS = {
+    "step": "Slurm ends the step, its keepers too, when a node is lost: no node's memory serves "
+    "that failure",
+    "rank": "Slurm ends the step, its keepers too, when a rank dies: memory serves no failure; "
+    "`srun --ntasks-per-node=1 autockpt run --nproc-per-node N` restarts ranks within the step",
+}
+"""Warnings of plans by `FailureRates.memory_ends_with`."""
+
+
 def doubts(
     failures: FailureRates, recovery: RecoveryTimes, goal: Goal, waste: float
 ) -> tuple[str, ...]:
@@ -116,6 +125,8 @@ def doubts(
     ]
     if assumed:
         said.append(f"assumed, not measured: {', '.join(assumed)}")
+    if ended := MEMORY_ENDS.get(failures.memory_ends_with):
+        said.append(ended)
     if why := contradicted(failures, goal):
         said.append(why)
     if goal.failures.mtbf_s is None and not failures.per_node.events + failures.per_job.events:

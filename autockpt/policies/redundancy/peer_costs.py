@@ -180,8 +180,11 @@ def served(failures: FailureRates, redundancy: Redundancy, domains: FailureDomai
     """Of the failures that take a node's memory, the fraction that others' memory serves.
 
     Where classes were estimated, those of storage and silent ones are not served: the memory of
-    peers holds what was saved, and it is as wrong.
+    peers holds what was saved, and it is as wrong.  A job step that ends with any of its nodes
+    takes the memory of all.
     """
+    if failures.memory_ends_with != "node":
+        return 0.0
     kept = failures.classes.get("node", 0.0) + failures.classes.get("nodes", 0.0)
     unserved = failures.classes.get("storage", 0.0) + failures.classes.get("silent", 0.0)
     share = kept / (kept + unserved) if kept > 0 else 1.0

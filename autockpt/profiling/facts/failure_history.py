@@ -6,10 +6,11 @@ Beside the runs may stand what others have recorded (`autockpt failures --save`)
 import contextlib
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autockpt.profiles.failures import estimate_rates, estimate_recovery
+from autockpt.profiling.facts.job_step import memory_end_here
 from autockpt.profiling.facts.last_life import unrecorded_failure
 from autockpt.run_directory import FAILURES, RunDirectory
 from autockpt.values.errors import AutockptError
@@ -62,6 +63,7 @@ def failure_evidence(run_dir: str, *, nodes: int, starting: bool = False) -> Fai
     rates = estimate_rates(
         records, nodes=nodes, tail_exposure_s=tail_s, histories=_kept_beside(Path(run_dir))
     )
+    rates = replace(rates, memory_ends_with=memory_end_here())
     return FailureEvidence(rates=rates, recovery=estimate_recovery(records), lives=lives)
 
 

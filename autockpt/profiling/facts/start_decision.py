@@ -25,7 +25,7 @@ from autockpt.values.errors import AutockptError
 from autockpt.values.failure import without_progress
 from autockpt.values.goal import Goal
 from autockpt.values.plan import CheckpointPlan, WriteWay
-from autockpt.values.profile import Estimate, FailureRates, Profile
+from autockpt.values.profile import Estimate, FailureRates, MemoryEnd, Profile
 from autockpt.values.record import from_json, to_json
 
 MEMORY = "memory.json"
@@ -107,7 +107,13 @@ def with_evidence(profile: Profile, known: FailureEvidence) -> Profile:
         for name in ("detect", "restart", "restore_memory", "restore_disk", "restore_peer")
         if _says_more(getattr(recovery, name), getattr(measured, name))
     }
-    return replace(profile, failures=now if more else before, recovery=replace(measured, **newer))
+    failures = replace(now if more else before, memory_ends_with=_memory_end(before, now))
+    return replace(profile, failures=failures, recovery=replace(measured, **newer))
+
+
+def _memory_end(before: FailureRates, now: FailureRates) -> MemoryEnd:
+    """As this process finds it; outside of a job step, as the profile found it."""
+    return before.memory_ends_with if now.memory_ends_with == "node" else now.memory_ends_with
 
 
 def plan_costs(profile: Profile, goal: Goal, plan: CheckpointPlan) -> Costs:
