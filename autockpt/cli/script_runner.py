@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NoReturn
 from autockpt import new_files
 from autockpt.launch import environment, owner, startup_timing
 from autockpt.launch.standby import imports
-from autockpt.values import script_errors
+from autockpt.values import exit_codes, script_errors
 
 if TYPE_CHECKING:
     from autockpt.run_directory import RunDirectory
@@ -63,10 +63,13 @@ def main() -> None:
     execute(target, args, module=module)
 
 
-def execute(target: str, args: Sequence[str], *, module: bool = False) -> None:
+def execute(
+    target: str, args: Sequence[str], *, module: bool = False, requeues: bool = False
+) -> None:
     """Run the script to its end.  Returns when it ended well; else raises SystemExit as it would.
 
-    Does not return at all after a profile was taken.
+    Does not return at all after a profile was taken.  `requeues`: a scheduler reads the exit code,
+    and an announced end with all of it durable is the one that `autockpt run` has for that.
     """
     run, process = _run_directory(), os.getpid()
     mode = os.environ.get(environment.MODE, "run")
@@ -88,6 +91,8 @@ def execute(target: str, args: Sequence[str], *, module: bool = False) -> None:
         if os.getpid() != process:
             raise  # a child that the script forked; the run is its parent's
         code = _exit_status(ending)
+        if requeues and code in exit_codes.ANNOUNCED and getattr(ending, "all_durable", False):
+            code = exit_codes.SAVED_REQUEUE
         if not code:
             _after(run, mode, target)
             raise

@@ -33,6 +33,14 @@ class Stopped(SystemExit, KeyboardInterrupt):
     """Leaves the loop after SIGINT: caught by who waits for either, and without a traceback."""
 
 
+class ToldToEnd(SystemExit):
+    """Leaves the loop after another signal.  `all_durable`: a restart loses nothing."""
+
+    def __init__(self, code: int, *, all_durable: bool) -> None:
+        super().__init__(code)
+        self.all_durable = all_durable
+
+
 class TerminationWatch:
     """Watches the signals that ask for an end, where nobody else handles them."""
 

@@ -4,8 +4,12 @@ Codes of errors are `exit_code` in `values/errors.py`, those below 64 and above 
 91 to 94 are autockpt's own: no other program of a training is known to use them.
 """
 
+import signal
+
 SAVED_REQUEUE = 75
 """A signal that announces an end came, and what was trained is durable: EX_TEMPFAIL."""
+ANNOUNCED = (128 + signal.SIGUSR1, 128 + signal.SIGUSR2)
+"""Codes after signals that schedulers send ahead of an end, and nobody else."""
 
 WOULD_TRAIN_WRONGLY = 91
 """The state was resumed at a step that the script's loop and data are not at."""

@@ -1,7 +1,6 @@
 """The end of a run: status.json, the report, and what is printed about both."""
 
 import os
-import signal
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,17 +18,18 @@ from autockpt.values.errors import (
     DirectoryBusyError,
     NoCheckpointError,
 )
-from autockpt.values.exit_codes import NOTHING_DURABLE, SAVED_REQUEUE, WOULD_TRAIN_WRONGLY
+from autockpt.values.exit_codes import (
+    ANNOUNCED,
+    NOTHING_DURABLE,
+    SAVED_REQUEUE,
+    WOULD_TRAIN_WRONGLY,
+)
 from autockpt.values.record import to_data
 from autockpt.values.status import RunStatus
 
 if TYPE_CHECKING:
     from autockpt.reports.analysis.replication import Protection
     from autockpt.values.degradation import DegradedTier
-
-
-ANNOUNCED = (128 + signal.SIGUSR1, 128 + signal.SIGUSR2)
-"""Codes after signals that schedulers send ahead of an end, and nobody else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

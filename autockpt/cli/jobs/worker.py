@@ -48,7 +48,7 @@ def as_worker(request: Request, foreign: str, console: Console) -> Callable[[], 
     if not request.use_profile:
         variables[environment.NO_PROFILE] = "1"
     os.environ.update({**rank_variables(os.environ), **variables})
-    return run_here(request.script)
+    return run_here(request.script, requeues=under_srun(os.environ))
 
 
 def first(path: str, scale: Scale, prepare_as: Callable[[str], None]) -> None:
@@ -65,13 +65,16 @@ def first(path: str, scale: Scale, prepare_as: Callable[[str], None]) -> None:
         _wait_for_leader(path, launch_id)
 
 
-def run_here(script: Script) -> Callable[[], int]:
-    """What runs the script when the command line is off the stack."""
+def run_here(script: Script, *, requeues: bool = False) -> Callable[[], int]:
+    """What runs the script when the command line is off the stack.
+
+    `requeues`: no launcher is between this rank and the scheduler.
+    """
 
     def execute() -> int:
         from autockpt.cli import script_runner
 
-        script_runner.execute(script.target, script.args, module=script.module)
+        script_runner.execute(script.target, script.args, module=script.module, requeues=requeues)
         return 0
 
     return execute

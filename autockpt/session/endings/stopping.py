@@ -17,7 +17,7 @@ from typing import Any
 from autockpt.executors.protocol import messages as p
 from autockpt.launch import owner
 from autockpt.launch.rank_env import allocation_left_s
-from autockpt.launch.termination import Stopped, TerminationWatch
+from autockpt.launch.termination import Stopped, TerminationWatch, ToldToEnd
 from autockpt.policies.announced import DEFAULT_GRACE_S, Answer, Pace, answer, grace_s
 from autockpt.session.base import RankState
 from autockpt.session.endings.closing import Closing
@@ -220,7 +220,15 @@ class Stopper:
         if said.number == signal.SIGINT:
             raise Stopped(128 + said.number)
         if said.number:
-            raise SystemExit(128 + said.number)
+            raise ToldToEnd(128 + said.number, all_durable=self._is_all_durable())
+
+    def _is_all_durable(self) -> bool:
+        durable = self._client.saves.durable
+        return (
+            durable is not None
+            and self._client.saves.has_begun(durable)
+            and durable.step >= self._rank.step
+        )
 
     def _durable_text(self) -> str:
         """What a restart finds, as far as it is known now."""
