@@ -9,7 +9,7 @@ import signal
 SAVED_REQUEUE = 75
 """A signal that announces an end came, and what was trained is durable: EX_TEMPFAIL."""
 ANNOUNCED = (128 + signal.SIGUSR1, 128 + signal.SIGUSR2)
-"""Codes after signals that schedulers send ahead of an end, and nobody else."""
+"""Codes after the signals that only schedulers send, ahead of an end."""
 
 WOULD_TRAIN_WRONGLY = 91
 """The state was resumed at a step that the script's loop and data are not at."""

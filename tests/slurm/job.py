@@ -23,7 +23,7 @@ ARGS = ("--size", "tiny", "--steps", str(STEPS), "--digest", "--threads", "1",
         "--text-bytes", "200000", "--log-every", "5")  # fmt: skip
 POLICY = ("--no-profile", "--set", "memory.interval=5 steps", "--set", "disk.interval=20 steps")
 TWO = ("--nodes=2", "--ntasks-per-node=1")
-PATIENCE_S = 240.0
+PATIENCE_S = 600.0
 SEED = int(os.environ.get("SEED", "0"))
 """Of the moments at which jobs are disturbed."""
 

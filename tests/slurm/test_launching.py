@@ -2,10 +2,11 @@
 
 import pytest
 
+from tests.conftest import keeper_pids
 from tests.slurm.cluster import free_ports
 from tests.slurm.job import ARGS, TRAINING, TWO, Job, command, undisturbed
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 @pytest.mark.parametrize("explicit", [False, True], ids=["by-slurm", "explicit"])
@@ -45,7 +46,17 @@ def test_a_rank_a_task(job: Job, launched: str) -> None:
     job.wait_step()
     job.kill_rank(1)
     job.wait_over("FAILED")
+    if job.cluster.ends_steps:
+        job.wait(lambda: not any(keeper_pids(str(job.run_dir), n) for n in (0, 1)), "no keeper")
     job.cluster.run("scontrol", "requeue", job.number)
     job.start_again()
     job.wait(job.resumed, "the job goes on")
     assert job.finish() == undisturbed(2), job.tale()
+
+
+def test_doctor_says_what_a_step_takes_along(job: Job) -> None:
+    """The finding of the plan: keepers end with the step under proctrack/cgroup."""
+    job.submit_lines("srun autockpt doctor .", options=("--ntasks=1",))
+    ends, stay = "Slurm ends every process of a step", "keepers stay behind"
+    job.wait(lambda: ends in job.said() or stay in job.said(), "the finding")
+    assert (ends in job.said()) == job.cluster.ends_steps, job.tale()
