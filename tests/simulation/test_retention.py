@@ -1,12 +1,15 @@
 """Which commits are deleted: worked examples, then properties."""
 
 import math
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autockpt.executors.protocol import retention as rules
 from autockpt.executors.protocol.messages import CatalogueEntry, TermParent
 from autockpt.executors.protocol.retention import counts, deletions, metrics_of, unpinned
 from autockpt.values.generation import Generation
@@ -274,3 +277,67 @@ def test_keeping_behind_errors_takes_few_checkpoints() -> None:
         kept = [e for e in kept if e.generation not in doomed]
     assert len(kept) <= 2 + 6
     assert max(2999 - e.generation.step for e in kept) <= 1250
+
+
+def _without_pins(entries: list[CatalogueEntry], retention: Retention, **more: object) -> object:
+    """Nobody looks at the marks of persons in the catalogue."""
+    return rules.deletions([replace(e, pinned="") for e in entries], retention, **more)  # type: ignore[arg-type]
+
+
+def _without_quarantine(
+    entries: list[CatalogueEntry], retention: Retention, **more: object
+) -> object:
+    return rules.deletions([replace(e, quarantined=False) for e in entries], retention, **more)  # type: ignore[arg-type]
+
+
+REMOVED: dict[str, tuple[str, Callable[..., object], Callable[[], None]]] = {
+    "read back": ("counts", rules.is_sound, test_what_was_not_read_back_pushes_nothing_out),
+    "sound": (
+        "is_sound",
+        lambda entry, chain: rules.on_lineage(entry.generation, chain),
+        test_suspect_saves_cannot_expire_the_last_good_one,
+    ),
+    "lineage": (
+        "on_lineage",
+        lambda generation, chain: True,
+        test_abandoned_commits_do_not_count_and_go_when_newer_ones_stand,
+    ),
+    "bases": (
+        "with_bases",
+        lambda generations, entries: frozenset(generations),
+        test_bases_stay_as_long_as_somebody_needs_them,
+    ),
+    "best": ("best", lambda counted, retention: frozenset(), test_the_best_by_a_metric_stay),
+    "distance": (
+        "_kept_by_distance",
+        lambda counted, retention: frozenset(),
+        test_one_per_interval_is_kept_from_the_oldest_on,
+    ),
+    "behind errors": (
+        "_kept_behind",
+        lambda counted, retention: frozenset(),
+        test_a_clock_that_was_set_back_does_not_end_the_keeping,
+    ),
+    "pins": ("deletions", _without_pins, test_pinned_ones_stay_with_their_bases),
+    "pins on disk": (
+        "unpinned",
+        lambda catalogue, doomed: tuple(doomed),
+        test_pinned_ones_stay_with_their_bases,
+    ),
+    "set aside": ("deletions", _without_quarantine, test_quarantined_and_pinned_ones_stay),
+}
+"""By the rule that is taken away: its function, the one in its place, the example that notices."""
+
+
+@pytest.mark.parametrize("rule", REMOVED)
+def test_each_rule_has_an_example_that_notices(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rules of what stays are removed one by one, as those of the protocol are."""
+    name, other, example = REMOVED[rule]
+    example()
+    here = sys.modules[__name__]
+    if name in ("deletions", "unpinned"):  # as these examples call them
+        monkeypatch.setattr(here, name, other)
+    else:
+        monkeypatch.setattr(rules, name, other)
+    with pytest.raises(AssertionError, match="assert"):
+        example()
