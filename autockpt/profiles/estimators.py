@@ -35,7 +35,7 @@ from autockpt.values.profile import (
     StateInventory,
     StorageMeasure,
 )
-from autockpt.values.units import format_fraction
+from autockpt.values.units import format_fraction, format_multiple
 
 Floats = npt.NDArray[np.float64]
 
@@ -310,6 +310,6 @@ def stability_warning(
     if spread <= limit:
         return None
     return (
-        f"{what}: varies by {format_fraction(spread)} between p10 and p90 "
+        f"{what}: p10 to p90 spans {format_multiple(spread)} of the median "
         f"(n={measured.n}, limit {format_fraction(limit)}); {rerun}"
     )

@@ -58,6 +58,10 @@ class RunData:
     """What the newest plan wants on other nodes."""
     what_if: WhatIfCurve | None = None
     """The waste function's inputs and its own result for the plan."""
+    resume: str = ""
+    """The command that goes on with this run; "": it is not known."""
+    silent_s: float | None = None
+    """Age of the run's status when this was read, seconds; None: it has none."""
     status: dict[str, Any] = field(default_factory=dict)
     """status.json as it was read, e.g. {"state": "finished"}."""
     risk: Risk | None = None

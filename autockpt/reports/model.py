@@ -10,7 +10,7 @@ from typing import Literal
 from autockpt.reports.analysis.accounting import Accounting, Restore, account, span, witness_of
 from autockpt.reports.analysis.clock import align
 from autockpt.reports.analysis.degradation import failing_disk
-from autockpt.reports.analysis.ending import RunEnding, ending
+from autockpt.reports.analysis.ending import RunEnding, ending, newest_step
 from autockpt.reports.analysis.idle_windows import Windows, windows
 from autockpt.reports.analysis.promises import Promise, in_force, promises
 from autockpt.reports.analysis.replication import Protection, protection
@@ -22,15 +22,9 @@ from autockpt.reports.analysis.timeline import Timeline, timeline
 from autockpt.reports.analysis.what_if import WhatIfCurve, waste
 from autockpt.reports.data import RunData
 from autockpt.reports.findings import Facts, Finding, findings
-from autockpt.reports.verdict import (
-    Tile,
-    Verdict,
-    profile_tiles,
-    profile_verdict,
-    run_tiles,
-    run_verdict,
-    without_disk,
-)
+from autockpt.reports.remarks import grouped
+from autockpt.reports.tiles import Tile, profile_tiles, run_tiles
+from autockpt.reports.verdict import Verdict, advised, profile_verdict, run_verdict, without_disk
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Profile
 from autockpt.values.telemetry import Event, ReplicasDisagreed, RunStarted
@@ -105,6 +99,7 @@ def build(data: RunData) -> ReportModel:
 def _profile_report(data: RunData) -> ReportModel:
     facts = Facts(data=data, accounting=None, restores=(), saves=None, promises=())
     ended = ending((), data.status)
+    found = findings(facts)
     return ReportModel(
         kind="profile" if data.protected else "run",
         title=data.title,
@@ -112,10 +107,10 @@ def _profile_report(data: RunData) -> ReportModel:
         created=data.created,
         protected=data.protected,
         ending=ended,
-        verdict=profile_verdict(data, ended),
+        verdict=advised(profile_verdict(data, ended), data, ended, found),
         facts=_facts(data, (), ended),
         tiles=profile_tiles(data),
-        findings=findings(facts),
+        findings=found,
         versions=dict(data.versions),
         status=_status(data),
         plan_yaml=data.plan_yaml,
@@ -147,7 +142,9 @@ def _run_report(data: RunData) -> ReportModel:
     start_s, _ = span(events)
     copies = protection(events, data.redundancy)
     failing = failing_disk(data.events)
-    verdict = run_verdict(data, accounting, restores, aged, ended, compared)
+    verdict = run_verdict(
+        data, accounting, restores, aged, ended, compared, step=newest_step(events)
+    )
     if failing is not None:
         well = ended is None or ended.state == "finished"
         verdict = without_disk(verdict, failing, opens=well)
@@ -155,6 +152,7 @@ def _run_report(data: RunData) -> ReportModel:
         data=data, accounting=accounting, restores=restores, saves=saved, promises=compared,
         protection=copies,
     )  # fmt: skip
+    found = findings(facts)
     return ReportModel(
         kind="run",
         title=data.title,
@@ -162,10 +160,10 @@ def _run_report(data: RunData) -> ReportModel:
         created=data.created,
         protected=data.protected,
         ending=ended,
-        verdict=verdict,
+        verdict=advised(verdict, data, ended, found),
         facts=_facts(data, events, ended),
         tiles=run_tiles(data, accounting, saved, restores, ended),
-        findings=findings(facts),
+        findings=found,
         versions=dict(data.versions),
         status=_status(data),
         plan_yaml=data.plan_yaml,
@@ -290,4 +288,4 @@ def _warnings(data: RunData, accounting: Accounting | None) -> tuple[str, ...]:
         found += data.profile.warnings
     if decision is not None:
         found += decision.warnings
-    return tuple(dict.fromkeys(found))
+    return grouped(found)

@@ -56,7 +56,7 @@ class _Tokens:
         return self._tokens.setdefault((kind, secret), f"[{kind}-{count + 1}]")
 
 
-_COMMANDS = frozenset({"command", "argv", "title"})
+_COMMANDS = frozenset({"command", "argv", "resume", "title"})
 
 
 def redact(data: RunData) -> RunData:

@@ -1,4 +1,4 @@
-"""The first thing anyone reads: one sentence, what it is worth, how sure we are, key figures.
+"""The head of a report: the outcome, its cost, the loss and the next step.
 
 Every number comes from the Decision or the Accounting that the rest of the page shows; nothing is
 computed a second way.
@@ -11,10 +11,9 @@ from typing import Literal
 from autockpt.reports.analysis.accounting import Accounting, Restore
 from autockpt.reports.analysis.ending import RunEnding
 from autockpt.reports.analysis.promises import Promise
-from autockpt.reports.analysis.saves import Age, Saves
-from autockpt.reports.analysis.what_if import terms
+from autockpt.reports.analysis.saves import Age
 from autockpt.reports.data import RunData, reckoned_with
-from autockpt.reports.findings import SPREAD
+from autockpt.reports.findings import SPREAD, Finding
 from autockpt.values.degradation import DegradedTier
 from autockpt.values.plan import CheckpointPlan, Decision
 from autockpt.values.profile import Profile
@@ -23,36 +22,34 @@ from autockpt.values.units import format_duration, format_fraction
 FEW_ITERATIONS = 20
 """Fewer measured iterations than this lower the confidence."""
 
-COSTS = {
-    "stall": "checkpoint stall",
-    "slowdown": "slow-down while writing",
-    "lost": "lost work",
-    "down": "down time",
-}
-"""What can be lost, in words."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What to tell your boss."""
+    """The story of a run or a profile in a few sentences, in the order of reading."""
 
     headline: str
-    """One sentence: do this, or this happened."""
-    detail: str
-    """What it is worth and against what."""
+    """One sentence: the state or end of a run, or the plan of a profile."""
+    cost: str = ""
+    """Where the time went or will go."""
+    lost: str = ""
+    """The work that failures took or can take."""
+    assumed: str = ""
+    """The quantities behind the plan without a measurement, in words."""
+    next_step: str = ""
+    """What to do now."""
+    command: str = ""
+    """The command of `next_step`; "": it has none."""
+    detail: str = ""
+    """The comparison with the plan, and the circumstances of an end."""
     confidence: Literal["high", "medium", "low"]
     confidence_reason: str
     tone: Literal["good", "warn", "bad"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tile:
-    """One key figure."""
-
-    label: str
-    value: str
-    note: str
-    """Today's value, a promise, or a second figure."""
+    def lines(self) -> tuple[tuple[str, str], ...]:
+        """(label, text) of the sentences under the headline; empty ones are left out."""
+        said = (("Cost", self.cost), ("Lost", self.lost), ("Assumed", self.assumed),
+                ("Next", self.next_step))  # fmt: skip
+        return tuple((label, text) for label, text in said if text)
 
 
 def without_disk(verdict: Verdict, disk: DegradedTier, *, opens: bool) -> Verdict:
@@ -61,13 +58,24 @@ def without_disk(verdict: Verdict, disk: DegradedTier, *, opens: bool) -> Verdic
     return replace(
         verdict,
         headline=f"{news} {verdict.headline}" if opens else f"{verdict.headline} {news}",
-        detail=f"The last error: {disk.because}. {verdict.detail}",
+        detail=f"The last error: {disk.because}. {verdict.detail}".rstrip(),
+        next_step="Mend the storage first: the last error is below.",
         tone="bad",
     )
 
 
+def advised(verdict: Verdict, data: RunData, ended: RunEnding | None, found: Sequence[Finding]
+            ) -> Verdict:  # fmt: skip
+    """The verdict with its assumptions and the next step: of the end, else of the worst finding."""
+    verdict = replace(verdict, assumed=_assumed(data) if data.protected else "")
+    if verdict.next_step:
+        return verdict
+    step, command = _next_step(data, ended, found)
+    return replace(verdict, next_step=step, command=command)
+
+
 def profile_verdict(data: RunData, ended: RunEnding | None = None) -> Verdict:
-    """What the plan will do, before any run; or how a run ended that never trained."""
+    """The head of a profile, or of a run that ended before it trained."""
     if ended is not None and ended.state != "finished":
         return _unfinished(ended, None)
     decision, profile = data.decision, data.profile
@@ -75,8 +83,7 @@ def profile_verdict(data: RunData, ended: RunEnding | None = None) -> Verdict:
     if not data.protected:
         return Verdict(
             headline="This run was not protected.",
-            detail="No checkpoint was taken, because the script never attached. "
-            "A failure would have cost all of it.",
+            lost=NOT_PROTECTED,
             confidence="high",
             confidence_reason="no telemetry was written",
             tone="bad",
@@ -84,7 +91,7 @@ def profile_verdict(data: RunData, ended: RunEnding | None = None) -> Verdict:
     if decision is None:
         return Verdict(
             headline="Measured, not decided yet." if profile else "Nothing was measured.",
-            detail="Run autockpt plan to turn this profile into a plan."
+            next_step="Run autockpt plan to turn this profile into a plan."
             if profile
             else "Run autockpt profile with your training script.",
             confidence=level,
@@ -94,22 +101,40 @@ def profile_verdict(data: RunData, ended: RunEnding | None = None) -> Verdict:
     expected, current = decision.expected, decision.current
     headline = f"Checkpoint {_intervals(decision.plan, profile)}."
     band = f"{format_fraction(expected.waste_low)} to {format_fraction(expected.waste_high)}"
+    cost = detail = ""
     if current is None:
         headline += f" Expect to lose {format_fraction(expected.waste)} of the time."
-        detail = f"90 % band: {band}."
+        cost = f"90 % of all such runs lose {band} of their time."
     else:
         verb = "falls" if expected.waste < current.waste else "goes"
         headline += (
             f" Lost time {verb} from {format_fraction(current.waste)} "
             f"to {format_fraction(expected.waste)}."
         )
+        cost = (
+            f"{worth(current.waste - expected.waste, profile)} 90 % of all such runs lose {band} "
+            "of their time."
+        ).strip()
         detail = (
-            f"{worth(current.waste - expected.waste, profile)} Compared with a blocking checkpoint "
-            f"every 30 minutes, which stalls training for {format_duration(current.stall_s)}. "
-            f"90 % band of the new loss: {band}."
+            "Compared with a blocking checkpoint every 30 minutes, which stalls training for "
+            f"{format_duration(current.stall_s)}."
         )
-    return Verdict(headline=headline, detail=detail.strip(), confidence=level,
-                   confidence_reason=reason, tone="good")  # fmt: skip
+    recovery = (
+        f"A failure costs {format_duration(expected.recovery_memory_s)} where the memory of the "
+        f"node survives, else {format_duration(expected.recovery_disk_s)}, in the mean."
+    )
+    train = _run_command(data.command)
+    return Verdict(
+        headline=headline,
+        cost=cost,
+        lost=recovery,
+        next_step="Train under this plan." if train else "",
+        command=train,
+        detail=detail,
+        confidence=level,
+        confidence_reason=reason,
+        tone="good",
+    )
 
 
 def run_verdict(
@@ -119,24 +144,60 @@ def run_verdict(
     ages: Sequence[Age],
     ended: RunEnding | None = None,
     promises: Sequence[Promise] = (),
+    *,
+    step: int = 0,
 ) -> Verdict:
-    """What a run achieved; one that did not finish opens with how it ended and what was lost."""
-    ended = None if ended is None or ended.state == "finished" else ended
+    """The head of a run; `step` is the newest that was trained."""
+    level, reason = confidence(data.profile, accounting)
+    told = _outcome(data, ended, step)
+    if not data.protected:
+        finished = ended is None or ended.state == "finished"
+        unprotected = f"{format_duration(accounting.wall_s)} were trained unprotected."
+        return Verdict(
+            headline=f"{told} {unprotected}",
+            lost=NOT_PROTECTED if finished or ended is None else ended.loss,
+            detail="" if ended is None else ended.circumstances,
+            confidence=level,
+            confidence_reason=reason,
+            tone="bad",
+        )
     said = _achieved(data, accounting, restores, ages, ended, promises)
-    return said if ended is None else _unfinished(ended, said)
+    verdict = replace(said, headline=told, confidence=level, confidence_reason=reason)
+    if ended is None or ended.state == "finished":
+        return verdict
+    return _unfinished(ended, verdict)
+
+
+NOT_PROTECTED = (
+    "No checkpoint was taken, because the script never attached. A failure would have cost all "
+    "of the run."
+)
+LIVE_S = 60.0
+"""A run that trains replaces its status every ten seconds: an older one has no writer any more."""
+
+
+def _outcome(data: RunData, ended: RunEnding | None, step: int) -> str:
+    """The end, or the state of a run without one."""
+    if ended is not None:
+        return ended.headline
+    at = f" at step {step}" if step else ""
+    silent_s = data.silent_s
+    if silent_s is not None and silent_s <= LIVE_S:
+        return f"Still running{at}."
+    since = f"{format_duration(silent_s)} ago" if silent_s is not None else "not dated"
+    return f"No end was told: it may still run. The last word{at} is {since}."
 
 
 def _unfinished(ended: RunEnding, achieved: Verdict | None) -> Verdict:
-    """How it ended first; what was achieved until then after it."""
-    parts = [ended.circumstances]
-    if achieved is not None:
-        parts += [achieved.headline, achieved.detail]
-    return Verdict(
-        headline=f"{ended.headline} {ended.loss}",
-        detail=" ".join(part for part in parts if part),
-        confidence=achieved.confidence if achieved else "high",
-        confidence_reason=achieved.confidence_reason if achieved else "said by the launcher",
-        tone="warn" if ended.state == "interrupted" and not ended.lost_steps else "bad",
+    """The end and its loss; earlier losses come after."""
+    achieved = achieved or Verdict(
+        headline="", confidence="high", confidence_reason="said by the launcher", tone="bad"
+    )
+    lost = " ".join(part for part in (ended.loss, achieved.lost) if part)
+    detail = " ".join(part for part in (ended.circumstances, achieved.detail) if part)
+    clean = ended.state == "interrupted" and not ended.lost_steps
+    return replace(
+        achieved, headline=ended.headline, lost=lost, detail=detail, tone="warn" if clean else "bad"
     )
 
 
@@ -148,44 +209,59 @@ def _achieved(
     ended: RunEnding | None,
     promises: Sequence[Promise],
 ) -> Verdict:
-    level, reason = confidence(data.profile, accounting)
+    """Cost, loss and the comparison with the plan."""
+    return Verdict(
+        headline="",
+        cost=_cost(accounting),
+        lost=_losses(restores, ages, nothing=ended is None or ended.state == "finished"),
+        detail=_against_plan(data, promises),
+        confidence="high",
+        confidence_reason="measured",
+        tone="good" if accounting.goodput >= 0.9 else "warn",
+    )
+
+
+def _cost(accounting: Accounting) -> str:
+    """Every second of the run, by purpose."""
+    saves_s = accounting.stall_s + accounting.slowdown_s
+    parts = [f"checkpoints {_of(saves_s, accounting)}"]
+    if accounting.lost_s + accounting.down_s > 0:
+        parts.append(f"lost work {_of(accounting.lost_s, accounting)}")
+        parts.append(f"down time {_of(accounting.down_s, accounting)}")
+    if accounting.other_s > 0:
+        parts.append(f"start-up and the like {_of(accounting.other_s, accounting)}")
+    productive = _of(accounting.productive_s, accounting)
+    return (
+        f"Of {format_duration(accounting.wall_s)}, {productive} went into training that counts; "
+        f"{', '.join(parts)}."
+    )
+
+
+def _of(seconds: float, accounting: Accounting) -> str:
+    share = seconds / accounting.wall_s if accounting.wall_s > 0 else 0.0
+    return f"{format_duration(seconds)} ({format_fraction(share)})"
+
+
+def _losses(restores: Sequence[Restore], ages: Sequence[Age], *, nothing: bool) -> str:
+    """What failures took, and the most that one could have taken."""
     failures = [restore for restore in restores if restore.failed_at_s is not None]
-    wall = format_duration(accounting.wall_s)
-    if not data.protected:
-        return Verdict(
-            headline=f"This run trained {wall} unprotected.",
-            detail="No checkpoint was taken, because the script never attached. "
-            "A failure would have cost all of it.",
-            confidence=level,
-            confidence_reason=reason,
-            tone="bad",
-        )
-    headline = f"{format_fraction(accounting.goodput)} of {wall} went into training that counts."
     unkept = [r for r in restores if r.failed_at_s is None and r.lost_steps]
+    parts = []
     if failures:
-        cost_s = sum(restore.lost_s + restore.down_s for restore in failures)
         deaths = sum(restore.deaths for restore in failures)
         times = "One failure" if deaths == 1 else f"{deaths} failures"
-        headline += f" {times} cost {format_duration(cost_s)} in all."
+        steps = sum(restore.lost_steps for restore in failures)
+        lost_s, down_s = (sum(getattr(r, n) for r in failures) for n in ("lost_s", "down_s"))
+        again = f"{_steps(steps)} ({format_duration(lost_s)}) trained again"
+        told = f": {again}, {format_duration(down_s)} down" if steps else ""
+        parts.append(f"{times} cost {format_duration(lost_s + down_s)} in all{told}.")
     if unkept:
         steps, lost_s = sum(r.lost_steps for r in unkept), sum(r.lost_s for r in unkept)
-        headline += (
-            f" {steps} steps ({format_duration(lost_s)}) were trained before an end and not kept."
+        parts.append(
+            f"{_steps(steps)} ({format_duration(lost_s)}) were trained before an end and not kept."
         )
-    if not failures and not unkept and ended is None:
-        headline += " No failure."
-    parts = [
-        f"Checkpoints cost {format_fraction(_share(accounting, 'stall', 'slowdown'))} of the time, "
-        f"lost work {format_fraction(_share(accounting, 'lost'))}, "
-        f"down time {format_fraction(_share(accounting, 'down'))}."
-    ]
-    if data.decision is not None:
-        expects = (
-            f"The plan in force expects to lose {format_fraction(data.decision.expected.waste)}"
-        )
-        seen = next((p.observed for p in promises if p.name == "waste"), None)
-        since = f"; since it applies {format_fraction(seen)} was lost" if seen is not None else ""
-        parts.append(f"{expects}{since}.")
+    if not parts and nothing:
+        parts.append("Nothing: no failure.")
     if ages:
         *others, last = (
             f"{format_duration(a.worst_s)} from {'the ' * (a.tier == 'object store')}{a.tier}"
@@ -193,66 +269,73 @@ def _achieved(
         )
         at_stake = f"{', '.join(others)} and {last}" if others else last
         parts.append(f"Work not yet recoverable was at most {at_stake}.")
-    return Verdict(headline=headline, detail=" ".join(parts), confidence=level,
-                   confidence_reason=reason, tone="good" if accounting.goodput >= 0.9 else "warn",
-                   )  # fmt: skip
+    return " ".join(parts)
 
 
-def profile_tiles(data: RunData) -> tuple[Tile, ...]:
-    """The promise in figures, each with today's."""
-    decision, profile = data.decision, data.profile
-    if decision is None or not data.protected:
-        return _measured_tiles(profile)
-    expected, current = decision.expected, decision.current
-    return (
-        Tile(label="Goodput", value=format_fraction(expected.goodput),
-             note=f"today {format_fraction(current.goodput)}" if current else ""),
-        Tile(label="Stall", value=format_duration(expected.stall_s),
-             note=f"each, today {format_duration(current.stall_s)}" if current else "each"),
-        Tile(label="Time to durable", value=format_duration(expected.persist_s),
-             note=f"today {format_duration(current.persist_s)}" if current else "on disk"),
-        *_loss_tile(decision, profile),
-        Tile(label="Recovery", value=format_duration(expected.recovery_memory_s),
-             note=f"from disk: {format_duration(expected.recovery_disk_s)}"),
-        _bottleneck_tile(data),
-    )  # fmt: skip
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
 
 
-def run_tiles(
-    data: RunData,
-    accounting: Accounting,
-    saves: Saves,
-    restores: Sequence[Restore],
-    ended: RunEnding | None = None,
-) -> tuple[Tile, ...]:
-    """The outcome in figures, each with what was promised."""
-    expected = data.decision.expected if data.decision else None
-    stall, durable = saves.stall, saves.durable
-    failures = [r for r in restores if r.failed_at_s is not None or r.lost_steps]
-    lost = [*((r.lost_s, r.lost_steps, f"{r.what or 'unknown'} lost") for r in failures)]
-    if ended is not None and ended.lost_steps:
-        lost.append((ended.lost_s, ended.lost_steps, f"{ended.state} at the end"))
+def _against_plan(data: RunData, promises: Sequence[Promise]) -> str:
+    """The loss that the plan in force expects, and the one since it applies."""
+    if data.decision is None:
+        return ""
+    expects = f"The plan in force expects to lose {format_fraction(data.decision.expected.waste)}"
+    seen = next((p.observed for p in promises if p.name == "waste"), None)
+    since = f"; since it applies {format_fraction(seen)} was lost" if seen is not None else ""
+    return f"{expects}{since}."
+
+
+def _next_step(data: RunData, ended: RunEnding | None, found: Sequence[Finding]) -> tuple[str, str]:
+    """(what to do, the command for it)."""
     if not data.protected:
-        return (
-            Tile(label="At stake", value=format_duration(accounting.wall_s), note="all of the run"),
-            Tile(label="Checkpoints", value="none", note="the script never attached"),
-            Tile(label="Steps", value=str(accounting.steps), note=""),
-        )
-    worst = max(lost, default=None)
-    sources = ", ".join(sorted({r.source or "scratch" for r in failures}))
-    return (
-        Tile(label="Goodput", value=format_fraction(accounting.goodput),
-             note=f"promised {format_fraction(expected.goodput)}" if expected else ""),
-        Tile(label="Stall", value=format_duration(stall.p50_s) if stall else "none",
-             note=f"each, p95 {format_duration(stall.p95_s)}" if stall else "no checkpoint"),
-        Tile(label="Time to durable", value=format_duration(durable.p50_s) if durable else "never",
-             note=f"p95 {format_duration(durable.p95_s)}" if durable else "nothing on disk"),
-        Tile(label="Worst loss", value=format_duration(worst[0]) if worst else "none",
-             note=f"{worst[1]} steps, {worst[2]}" if worst else "no failure"),
-        Tile(label="Restores", value=str(len(failures)), note=f"from {sources}" if sources
-             else "none needed"),
-        _largest_tile(accounting),
-    )  # fmt: skip
+        return "Add the lines that autockpt run printed; then start it again.", ""
+    worst = next((f for f in found if not f.passed and f.severity != "low"), None)
+    if ended is not None and ended.state != "finished":
+        resumes = (
+            f"it resumes at step {ended.durable_step}" if ended.durable_step is not None
+            else "it begins at step 0, because nothing is durable"
+        )  # fmt: skip
+        first = "Correct the error. Then start" if ended.state == "failed" else "Start"
+        return f"{first} the same run again: {resumes}.", data.resume
+    if ended is None:
+        return "Nothing, while it runs.", ""
+    if worst is None:
+        return "Nothing: no problem was found.", ""
+    return f"{worst.title}: {worst.fix}.", ""
+
+
+def _assumed(data: RunData) -> str:
+    """The figures of the plan that are neither measured nor declared."""
+    known = reckoned_with(data.profile, data.decision)
+    if known is None:
+        return ""
+    rates, recovery = known
+    inputs = data.decision.inputs if data.decision else None
+    declared = inputs is not None and inputs.declared_mtbf_s is not None
+    parts = []
+    if not declared and not rates.per_node.events + rates.per_job.events:
+        mtbf_s = 1.0 / data.interruptions_per_s if data.interruptions_per_s > 0 else None
+        often = f"a failure every {format_duration(mtbf_s)}" if mtbf_s else "a rate of failures"
+        parts.append(f"{often}, because none was on record")
+    times = {
+        "to notice a failure": recovery.detect,
+        "to restart": recovery.restart,
+        "to restore from memory": recovery.restore_memory,
+        "to restore from disk": recovery.restore_disk,
+    }
+    parts += [
+        f"{format_duration(estimate.value_s)} {what}"
+        for what, estimate in times.items()
+        if estimate.source == "assumed"
+    ]
+    return f"The plan reckons with {'; '.join(parts)}." if parts else ""
+
+
+def _run_command(command: str) -> str:
+    """The command that trains, from the one that profiled; "": it is not known."""
+    head = "autockpt profile "
+    return "autockpt run " + command[len(head) :] if command.startswith(head) else ""
 
 
 def confidence(
@@ -318,63 +401,3 @@ def _intervals(plan: CheckpointPlan, profile: Profile | None) -> str:
         for steps, names in tiers.items()
     ]
     return " and ".join(parts) if parts else "nothing: all tiers are off"
-
-
-def _share(accounting: Accounting, *names: str) -> float:
-    parts = accounting.parts()
-    total = sum(parts[name] for name in names)
-    return total / accounting.wall_s if accounting.wall_s > 0 else 0.0
-
-
-def _largest_tile(accounting: Accounting) -> Tile:
-    parts = {name: s for name, s in accounting.parts().items() if name in COSTS}
-    name = max(parts, key=lambda part: parts[part])
-    if parts[name] <= 0:
-        return Tile(label="Largest loss", value="none", note="")
-    return Tile(label="Largest loss", value=COSTS[name], note=format_duration(parts[name]))
-
-
-def _bottleneck_tile(data: RunData) -> Tile:
-    if data.what_if is None:
-        return Tile(label="Largest loss", value="unknown", note="")
-    parts = terms(data.what_if.point)
-    name = max(parts, key=lambda part: parts[part])
-    note = f"{format_fraction(parts[name])} of the time"
-    return Tile(label="Largest loss", value=COSTS[name], note=note)
-
-
-def _loss_tile(decision: Decision, profile: Profile | None) -> tuple[Tile, ...]:
-    """Most work a failure can take, with and without the memory of the node."""
-    if profile is None:
-        return ()
-    iteration_s = profile.iteration_s.p50
-    memory, disk = (decision.plan.tier(name).interval_steps for name in ("memory", "disk"))
-    disk_s = disk * iteration_s + decision.expected.persist_s
-    if not disk:
-        return ()
-    if not memory:
-        return (Tile(label="Worst loss", value=format_duration(disk_s), note="any failure"),)
-    snapshot_s = profile.snapshot_s.p50 if profile.snapshot_s else 0.0
-    return (
-        Tile(
-            label="Worst loss",
-            value=format_duration(memory * iteration_s + snapshot_s),
-            note=f"node dies: {format_duration(disk_s)}",
-        ),
-    )
-
-
-def _measured_tiles(profile: Profile | None) -> tuple[Tile, ...]:
-    if profile is None:
-        return ()
-    times = {
-        "Iteration": profile.iteration_s,
-        "Stall": profile.stall_s,
-        "Time to durable": profile.persist_s,
-    }
-    return tuple(
-        Tile(label=label, value=format_duration(times_s.p50),
-             note=f"p95 {format_duration(times_s.p95)}")
-        for label, times_s in times.items()
-        if times_s is not None
-    )  # fmt: skip

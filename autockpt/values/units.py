@@ -121,10 +121,19 @@ def format_rate(bytes_per_s: float) -> str:
 
 
 def format_fraction(fraction: float) -> str:
-    """`fraction` as a percentage, e.g. "0.34 %"."""
+    """`fraction` as a percentage, e.g. "0.34 %"; just below 1 it shows what is missing."""
     if abs(fraction) >= 9.995:
         return f"{fraction * 100:,.0f} %"
-    return f"{fraction * 100:.3g} %"
+    shown = f"{fraction * 100:.3g}"
+    if fraction < 1.0 and shown == "100":
+        digits = next((n for n in range(1, 6) if float(f"{fraction * 100:.{n}f}") < 100.0), 6)
+        shown = f"{fraction * 100:.{digits}f}"
+    return f"{shown} %"
+
+
+def format_multiple(fraction: float) -> str:
+    """`fraction` of a quantity: a percentage up to 100 %, e.g. "1.6 times" above."""
+    return format_fraction(fraction) if abs(fraction) <= 1.0 else f"{fraction:.2g} times"
 
 
 def _spelled(unit: str) -> str:

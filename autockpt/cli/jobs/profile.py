@@ -133,6 +133,7 @@ def _conclude(run: "RunDirectory", script: Script, console: Console, tuned: "Fou
     from autockpt.cli.shared import plan_choice
     from autockpt.cli.shared.decision_text import plan_object, promise, verdict
     from autockpt.cli.shared.gather import try_report
+    from autockpt.reports.remarks import grouped
     from autockpt.values.goal import Goal
     from autockpt.values.record import to_data
 
@@ -154,7 +155,7 @@ def _conclude(run: "RunDirectory", script: Script, console: Console, tuned: "Fou
     console.styled(verdict(decision), "bold")
     for line in promise(decision.expected):
         console.result(line)
-    for warning in (*measured.warnings, *decision.warnings):
+    for warning in grouped((*measured.warnings, *decision.warnings)):
         console.result(f"warning: {warning}")
     console.result(f"profile   {shown(run.profile_path)}")
     console.result(f"plan      {shown(run.path / 'plan.yaml')}")

@@ -3,6 +3,7 @@
 from typing import Any
 
 from autockpt.console import Console
+from autockpt.reports.remarks import grouped
 from autockpt.values.plan import CheckpointPlan, Choice, Decision, Expected
 from autockpt.values.record import to_data
 from autockpt.values.units import format_bytes, format_duration, format_fraction
@@ -42,7 +43,7 @@ def print_decision(console: Console, decision: Decision) -> None:
     console.result("")
     for line in promise(decision.expected):
         console.result(line)
-    for warning in decision.warnings:
+    for warning in grouped(decision.warnings):
         console.result(f"warning: {warning}")
 
 
@@ -60,7 +61,7 @@ def print_choice(console: Console, choice: Choice, width: int) -> None:
 def promise(expected: Expected) -> list[str]:
     """What the plan promises, in lines."""
     return [
-        f"promise   goodput {_goodput(expected.goodput)}, lost time "
+        f"promise   goodput {format_fraction(expected.goodput)}, lost time "
         f"{format_fraction(expected.waste)} (90 % band {format_fraction(expected.waste_low)} to "
         f"{format_fraction(expected.waste_high)})",
         f"          stall {format_duration(expected.stall_s)} a checkpoint, durable "
@@ -88,12 +89,6 @@ def _versus(choice: Choice) -> str:
         f" (lost time {format_fraction(choice.runner_up_waste)} against "
         f"{format_fraction(choice.chosen_waste)})"
     )
-
-
-def _goodput(fraction: float) -> str:
-    """With as many digits as it takes to see what is missing to 100 %."""
-    digits = next((n for n in range(1, 6) if f"{fraction * 100:.{n}f}" != f"{100:.{n}f}"), 6)
-    return f"{fraction * 100:.{digits}f} %"
 
 
 def _intervals(plan: CheckpointPlan) -> str:

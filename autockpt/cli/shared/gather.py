@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from autockpt.cli.shared.prospects import risk_of, search_of
 from autockpt.cli.shared.versions import versions
-from autockpt.run_directory import RunDirectory, utc_now
+from autockpt.run_directory import RunDirectory, RunInfo, utc_now
 from autockpt.values.errors import AutockptError
 from autockpt.values.goal import Goal
 from autockpt.values.plan import CheckpointPlan, Decision
@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 def run_data(run: RunDirectory) -> "RunData":
     """What is on disk, as values.  Raises ConfigError when a record cannot be read."""
     import platform
+    import time
 
     from autockpt.reports.data import RunData
 
     info, status = run.read_info(), run.read_status()
     profile, decision, goal = run.read_profile(), run.read_decision(), run.read_goal()
     events = tuple(run.events())
+    written_s = run.status_written_s()
     argv = (*(["-m"] if info.module else []), info.script, *info.args) if info else ()
     return RunData(
         title=run.path.name,
@@ -44,9 +46,23 @@ def run_data(run: RunDirectory) -> "RunData":
         protected=info is None or info.mode == "profile" or (run.attached and not run.unprotected),
         what_if=what_if_of(decision),
         status=to_data(status) if status else {},
+        resume=_resume(run, info) if info and info.mode == "run" else "",
+        silent_s=None if written_s is None else max(0.0, time.time() - written_s),
         risk=risk_of(decision),
         search=search_of(run),
     )
+
+
+def _resume(run: RunDirectory, info: RunInfo) -> str:
+    """The command that goes on with the run, typed in the directory where it was started."""
+    import os
+
+    from autockpt.cli.shared.plan_choice import Scale, launch_words
+
+    place = os.path.relpath(run.path, info.cwd) if info.cwd else str(run.path)
+    place = str(run.path) if place.startswith("..") else place
+    scale = Scale(world_size=info.nodes * info.ranks_per_node, nodes=info.nodes)
+    return f"autockpt run --run-dir {shlex.quote(place)} {launch_words(scale)}{info.command}"
 
 
 def plan_of(run: RunDirectory, goal: Goal | None) -> CheckpointPlan:

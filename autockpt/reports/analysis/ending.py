@@ -68,7 +68,8 @@ class RunEnding:
         if self.durable_step is None:
             return f"No checkpoint is durable: all {self.step} steps are lost{took}."
         if not self.lost_steps:
-            return f"Nothing was lost: the checkpoint of step {self.durable_step} is durable."
+            saved = f"the checkpoint of step {self.durable_step} is durable"
+            return f"Nothing was lost at the end: {saved}."
         return (
             f"{_counted(self.lost_steps)} lost{took}: the newest durable checkpoint is of step "
             f"{self.durable_step}."
@@ -91,7 +92,7 @@ def ending(events: Sequence[Event], status: Mapping[str, Any]) -> RunEnding | No
     state = _STATES.get(str(status.get("state", "")), _last_words(events))
     if state is None:
         return None
-    step, durable = _newest_step(events), _durable_step(events)
+    step, durable = newest_step(events), _durable_step(events)
     at_risk = step - (durable or 0)
     lost_steps = 0 if state == "finished" else max(0, at_risk)
     exit_code = status.get("exit_code")
@@ -133,7 +134,7 @@ def _error(events: Sequence[Event]) -> str:
     return (own or failed)[0].error if failed else ""
 
 
-def _newest_step(events: Sequence[Event]) -> int:
+def newest_step(events: Sequence[Event]) -> int:
     """Of the last stretch of training: an earlier one may have been longer, and was lost then."""
     step = 0
     for event in events:

@@ -65,7 +65,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """The run from 0 to `end_s` seconds."""
+    """The run from 0 to `end_s` seconds, its training's end; marks may come later."""
 
     end_s: float
     rows: tuple[Row, ...]
@@ -82,7 +82,8 @@ class Timeline:
 def timeline(events: Sequence[Event], restores: Sequence[Restore], start_s: float) -> Timeline:
     """The chart's data of aligned `events`; times count from `start_s`."""
     ranks = sorted({event.rank for event in events if event.rank >= 0})
-    end_s = max((event.at_s for event in events), default=start_s) - start_s
+    told = [event for event in events if _is_of_training(event)] or events
+    end_s = max((event.at_s for event in told), default=start_s) - start_s
     per_row = max(1, -(-len(ranks) // ROWS))
     spans = _rank_spans(events, restores, start_s)
     groups = [ranks[i : i + per_row] for i in range(0, len(ranks), per_row)]
@@ -108,6 +109,11 @@ def timeline(events: Sequence[Event], restores: Sequence[Restore], start_s: floa
         every=every,
         marks_left_out=max(0, len(marks) - MARKS),
     )
+
+
+def _is_of_training(event: Event) -> bool:
+    """What copies do after the end, perhaps hours later, does not stretch the chart."""
+    return event.rank >= 0 or isinstance(event, CheckpointDurable | FailureObserved)
 
 
 def _rank_spans(

@@ -12,7 +12,7 @@ from autockpt.reports.findings import Finding
 from autockpt.reports.html.charts.where_time import LABELS
 from autockpt.reports.html.escape import UNIT, plain
 from autockpt.reports.model import ATTACH_LINES, ReportModel
-from autockpt.reports.verdict import COSTS
+from autockpt.reports.tiles import COSTS
 from autockpt.values.units import format_duration, format_fraction
 
 WIDTH = 88
@@ -23,10 +23,11 @@ BAR = 28
 def render(model: ReportModel) -> str:
     """The report in at most `WIDTH` columns, ASCII except for what users wrote."""
     blocks = (
-        _head(model),
+        _wrap(f"autockpt {model.kind}: {model.title}"),
         _banner(model),
         _verdict(model),
         _tiles(model),
+        _head(model),
         _time(model),
         _promises(model.promises),
         _copies(model),
@@ -44,8 +45,7 @@ def render(model: ReportModel) -> str:
 
 def _head(model: ReportModel) -> list[str]:
     facts = ", ".join(f"{fact.label.lower()} {fact.value}" for fact in model.facts)
-    title = f"autockpt {model.kind}: {model.title}"
-    return [*_wrap(title), *_wrap(model.command, "$ "), *_wrap(facts)]
+    return [*_wrap(model.command, "$ "), *_wrap(facts)]
 
 
 def _banner(model: ReportModel) -> list[str]:
@@ -65,6 +65,8 @@ def _verdict(model: ReportModel) -> list[str]:
     said = model.verdict
     return [
         *_wrap(said.headline, "=> ", "   "),
+        *(line for label, text in said.lines() for line in _wrap(f"{label}: {text}", "   ", "   ")),
+        *_wrap(said.command, "     $ ", "       "),
         *_wrap(said.detail, "   ", "   "),
         *_wrap(f"Confidence: {said.confidence} ({said.confidence_reason}).", "   ", "   "),
     ]

@@ -19,6 +19,7 @@ from autockpt.values.telemetry import (
     SaveSkipped,
     SnapshotDiscarded,
 )
+from autockpt.values.units import format_duration
 from tests.unit.reports.examples import profile_data, run_data, unprotected_data
 
 
@@ -34,19 +35,35 @@ def test_a_profile_says_what_to_do_and_what_it_is_worth() -> None:
         "Checkpoint to memory every 29.7 s and to disk every 2 min 28 s. "
         "Lost time falls from 3.12 % to 0.389 %."
     )
-    assert "GPU-hours a day on 8 GPUs" in verdict.detail
+    assert "GPU-hours a day on 8 GPUs" in verdict.cost
+    assert (verdict.next_step, verdict.command) == (
+        "Train under this plan.",
+        "autockpt run train.py --lr 1e-3",
+    )
+    assert verdict.assumed == (
+        "The plan reckons with a failure every 12 h, because none was on record."
+    )
     assert (verdict.confidence, verdict.confidence_reason) == (
         "medium",
         "the failure rate is assumed",
     )
 
 
-def test_a_run_says_how_much_training_counted() -> None:
-    """Goodput and the cost of failures in the first sentence."""
-    verdict = build(run_data()).verdict
+def test_a_run_tells_its_end_its_cost_and_its_losses() -> None:
+    """Every figure is the accounting's, and the shares of the parts are those of the whole."""
+    model = build(run_data())
+    verdict = model.verdict
 
-    assert verdict.headline.startswith("93.6 % of 66 min 3 s went into training that counts.")
-    assert "2 failures cost" in verdict.headline
+    assert verdict.headline == "Finished at step 9000."
+    assert verdict.cost.startswith(
+        "Of 66 min 3 s, 61 min 48 s (93.6 %) went into training that counts; checkpoints "
+    )
+    assert model.accounting is not None
+    assert f"down time {format_duration(model.accounting.down_s)} (" in verdict.cost
+    assert verdict.lost.startswith(
+        "2 failures cost 3 min 48 s in all: 274 steps (113 s) trained again, 115 s down."
+    )
+    assert [label for label, _ in verdict.lines()] == ["Cost", "Lost", "Assumed", "Next"]
 
 
 def test_a_run_says_when_its_copies_pass_the_caches() -> None:

@@ -36,7 +36,8 @@ def draw(timeline: Timeline) -> Html:
         for i, r in enumerate(timeline.rows)
     ]
     base = TOP + row * len(timeline.rows)
-    marks = [mark for mark in timeline.marks if mark.kind in SHOWN_MARKS][:LINES]
+    within = (mark for mark in timeline.marks if mark.at_s <= timeline.end_s)
+    marks = [mark for mark in within if mark.kind in SHOWN_MARKS][:LINES]
     ticks = [_tick(at_s, LEFT + at_s * scale, base) for at_s in time_ticks(timeline.end_s)]
     failures = sum(1 for mark in marks if mark.kind == "failure")
     return figure(

@@ -4,11 +4,13 @@ import math
 from collections.abc import Sequence
 
 from autockpt.reports.html.charts.svg import WIDTH, figure, line, rect, text
-from autockpt.reports.html.escape import Html, join
+from autockpt.reports.html.escape import Html, join, tag
 from autockpt.values.profile import Distribution
 from autockpt.values.units import format_duration
 
 HEIGHT, BASE, BINS = 150, 112, 48
+FEW = 10
+"""Fewer samples than this have no distribution: each is a dot."""
 
 
 def draw(
@@ -24,7 +26,7 @@ def draw(
     return figure(
         f"{title}, {iteration_s.n} {counted}",
         HEIGHT,
-        *(_bars(kept, low, high) if kept else [_band(iteration_s, low, high)]),
+        *_shape(kept, iteration_s, low, high),
         line(0, BASE, WIDTH, BASE, "axis"),
         *[_quantile(name, value, low, high) for name, value in quantiles.items()],
         text(0, BASE + 32, format_duration(low)),
@@ -38,6 +40,20 @@ def _range(samples: Sequence[float], iteration_s: Distribution) -> tuple[float, 
     high = max([*samples[-1:], iteration_s.p95])
     pad = 0.04 * (high - low) or 0.01 * abs(high) or 1e-3
     return max(0.0, low - pad), high + pad
+
+
+def _shape(
+    samples: Sequence[float], iteration_s: Distribution, low: float, high: float
+) -> list[Html]:
+    """Bars of many samples; the range of the quantiles where there are few or none."""
+    if len(samples) >= FEW:
+        return _bars(samples, low, high)
+    dots = [
+        tag("circle", tag("title", format_duration(sample)), cx=_x(sample, low, high),
+            cy=BASE - 20, r=5, class_="here")
+        for sample in samples
+    ]  # fmt: skip
+    return [_band(iteration_s, low, high), *dots]
 
 
 def _bars(samples: Sequence[float], low: float, high: float) -> list[Html]:

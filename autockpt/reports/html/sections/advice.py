@@ -42,8 +42,8 @@ def policy(model: ReportModel) -> Section | None:
               caption="Each choice, its reason, and what the runner-up would lose")
         if rows
         else None,
-        tag("h3", "Policy") if model.plan_yaml else None,
-        copyable(model.plan_yaml, element_id="plan-yaml", what="the policy")
+        details("The plan as a file",
+                copyable(model.plan_yaml, element_id="plan-yaml", what="the policy"))
         if model.plan_yaml
         else None,
         details("Difference to the current policy", tag("pre", tag("code", _diff(model))))
@@ -61,9 +61,14 @@ def method(model: ReportModel) -> Section:
     versions = [(name, version) for name, version in model.versions.items()]
     status = [(name, value) for name, value in model.status.items()]
     body = join(
-        tag("ul", *[tag("li", warning) for warning in model.warnings]) if model.warnings else None,
-        table(("software", "version"), versions, caption="Versions") if versions else None,
-        table(("status", ""), status, caption="status.json when this was written")
+        tag("ul", *[tag("li", prose(warning)) for warning in model.warnings])
+        if model.warnings
+        else None,
+        details("Versions", table(("software", "version"), versions, caption="Versions"))
+        if versions
+        else None,
+        details("status.json",
+                table(("status", ""), status, caption="status.json when this was written"))
         if status
         else None,
         _fingerprint(profile) if profile else None,

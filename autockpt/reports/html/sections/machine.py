@@ -6,7 +6,7 @@ from autockpt.reports.html.escape import Child, join, tag
 from autockpt.reports.html.sections.parts import Section, details, fraction, table
 from autockpt.reports.model import ReportModel
 from autockpt.values.profile import GpuCounters, Profile, StorageMeasure
-from autockpt.values.units import format_bytes, format_duration, format_rate
+from autockpt.values.units import format_bytes, format_duration, format_multiple, format_rate
 
 LINKS = {
     "host_copy": "host memory to host memory",
@@ -130,7 +130,8 @@ def _cells(profile: Profile) -> Child:
 def _links(profile: Profile) -> Child:
     rows: list[tuple[str, ...]] = [
         (LINKS.get(link.link, link.link), format_rate(link.bytes_per_s),
-         format_duration(link.alpha_s), fraction(link.relative_spread), str(link.n), link.note)
+         format_duration(link.alpha_s), format_multiple(link.relative_spread), str(link.n),
+         link.note)
         for link in profile.links
     ]  # fmt: skip
     if not rows:
@@ -160,7 +161,8 @@ def _traffic(profile: Profile) -> Child:
 
 def _interference(profile: Profile) -> Child:
     rows = [
-        (item.work.replace("_", " "), fraction(item.slowdown.mean), fraction(item.slowdown.p90),
+        (item.work.replace("_", " "), format_multiple(item.slowdown.mean),
+         format_multiple(item.slowdown.p90),
          format_duration(item.busy_s), str(item.slowdown.n))
         for item in profile.interference
     ]  # fmt: skip

@@ -9,7 +9,7 @@ from autockpt.reports.html.escape import Child, join, tag
 from autockpt.reports.html.sections.parts import Section, chart, details, duration, fraction, table
 from autockpt.reports.model import ReportModel
 from autockpt.values.profile import Profile
-from autockpt.values.units import format_duration, format_fraction
+from autockpt.values.units import format_duration, format_multiple
 
 
 def section(model: ReportModel) -> Section | None:
@@ -165,4 +165,4 @@ def _spread(profile: Profile) -> str:
     if iteration_s.p50 <= 0:
         return ""
     wide = (iteration_s.p90 - iteration_s.p10) / iteration_s.p50
-    return f", p10 to p90 spread {format_fraction(wide)}"
+    return f", p10 to p90 spans {format_multiple(wide)} of it"

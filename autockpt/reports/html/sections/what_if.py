@@ -17,7 +17,7 @@ from autockpt.reports.html.charts import u_curve
 from autockpt.reports.html.escape import Html, join, tag
 from autockpt.reports.html.sections.parts import Section, chart, details, duration, table
 from autockpt.reports.model import ReportModel
-from autockpt.reports.verdict import COSTS
+from autockpt.reports.tiles import COSTS
 from autockpt.values.units import format_duration, format_fraction
 
 TABLE_ROWS = 12

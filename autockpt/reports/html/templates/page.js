@@ -14,7 +14,11 @@ const duration = s => {
   if (s < 172800) return pair(Math.round(s / 60), "h", "min");
   return three(s / 86400) + " d";
 };
-const fraction = f => three(f * 100) + " %";
+const fraction = f => {
+  let text = three(f * 100), digits = 1;
+  for (; f < 1 && Number(text) >= 100 && digits < 7; digits++) text = (f * 100).toFixed(digits);
+  return text + " %";
+};
 const byId = id => document.getElementById(id);
 
 for (const button of document.querySelectorAll("button[data-copy]")) {
@@ -29,10 +33,6 @@ for (const button of document.querySelectorAll("button[data-copy]")) {
     else if (document.execCommand("copy")) done();
   });
 }
-addEventListener("beforeprint", () => {
-  for (const item of document.querySelectorAll("details")) item.open = true;
-});
-
 const box = byId("what-if-data") && JSON.parse(byId("what-if-data").textContent);
 if (box) {
   const plan = box.point, now = {...plan}, times = {}, g = box.geometry;

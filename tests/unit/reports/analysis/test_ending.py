@@ -78,7 +78,10 @@ def restored(at_s: float, step: int, *, lost_steps: int = 0) -> Restored:
 
 def data(*events: Event, **status: Any) -> RunData:
     """A run with these events, and a launcher's status where one is given."""
-    return RunData(title="train", command="autockpt run t.py", events=events, status=status)
+    return RunData(
+        title="train", command="autockpt run t.py", resume="autockpt run --run-dir runs/t t.py",
+        events=events, status=status,
+    )  # fmt: skip
 
 
 FAILED = {
@@ -91,16 +94,19 @@ def test_a_failed_run_opens_with_the_exception_and_what_was_lost() -> None:
     """On the page, on the terminal and in the JSON; the rest comes after it."""
     run = data(started(0), block(26, 52, 52), raised(26.1, 52, "ValueError: typo"), **FAILED)
     model = build(run)
-    assert model.verdict.headline == (
-        "Failed at step 52: ValueError: typo. "
-        "No checkpoint is durable: all 52 steps are lost (26 s of training)."
+    said = model.verdict
+    assert said.headline == "Failed at step 52: ValueError: typo."
+    assert said.lost == "No checkpoint is durable: all 52 steps are lost (26 s of training)."
+    assert said.next_step == (
+        "Correct the error. Then start the same run again: it begins at step 0, because nothing "
+        "is durable."
     )
-    assert model.verdict.detail.startswith("Exit code 1; 2 restarts; rank 0 ended: no more. ")
-    assert model.verdict.tone == "bad"
-    assert "No failure" not in model.verdict.headline + model.verdict.detail
+    assert said.command == "autockpt run --run-dir runs/t t.py"
+    assert said.detail.startswith("Exit code 1; 2 restarts; rank 0 ended: no more.")
+    assert said.tone == "bad"
     assert model.accounting is not None
     assert (model.accounting.productive_s, model.accounting.lost_s) == (0.0, pytest.approx(26.0))
-    assert "0 % of 26.1 s went into training that counts." in model.verdict.detail
+    assert said.cost.startswith("Of 26.1 s, 0 us (0 %) went into training that counts;")
     assert (model.facts[0].label, model.facts[0].value) == ("Ended", "failed, exit code 1")
     tile = next(tile for tile in model.tiles if tile.label == "Worst loss")
     assert (tile.value, tile.note) == ("26 s", "52 steps, failed at the end")
@@ -117,14 +123,15 @@ def test_only_what_is_in_no_durable_checkpoint_is_lost() -> None:
     run = data(started(0), block(24, 48, 48), durable(24.5, 48), block(79, 159, 111),
                ended(80, 159, "signal"), state="interrupted", exit_code=143)  # fmt: skip
     said = build(run).verdict
-    assert said.headline == (
-        "Interrupted at step 159. "
+    assert said.headline == "Interrupted at step 159."
+    assert said.lost.startswith(
         "111 steps are lost (55.5 s of training): the newest durable checkpoint is of step 48."
     )
+    assert said.next_step == "Start the same run again: it resumes at step 48."
     assert said.tone == "bad"
     saved = data(*run.events[:-1], durable(79.9, 159), run.events[-1], **run.status)
     said = build(saved).verdict
-    assert "Nothing was lost: the checkpoint of step 159 is durable." in said.headline
+    assert "Nothing was lost at the end: the checkpoint of step 159 is durable." in said.lost
     assert said.tone == "warn"
 
 
@@ -137,18 +144,27 @@ def test_a_run_that_never_trained_says_so() -> None:
     )  # fmt: skip
     model = build(run)
     assert model.verdict.headline == (
-        "Failed before the first step was reported: NameError: name 'x' is not defined. "
-        "Nothing had been trained."
+        "Failed before the first step was reported: NameError: name 'x' is not defined."
     )
+    assert model.verdict.lost == "Nothing had been trained."
     assert model.verdict.tone == "bad"
 
 
-def test_a_finished_run_is_reported_as_before() -> None:
-    """Its end is one fact of the head."""
+def test_a_run_without_a_word_of_its_end_runs_or_is_silent() -> None:
+    """The age of its status tells the two apart; nothing is called lost."""
+    run = dataclasses.replace(data(started(0), block(5, 10, 10), state="running"), silent_s=5.0)
+    assert build(run).verdict.headline == "Still running at step 10."
+    silent = build(dataclasses.replace(run, silent_s=7200.0)).verdict.headline
+    assert silent == "No end was told: it may still run. The last word at step 10 is 2 h ago."
+
+
+def test_a_finished_run_says_so_and_that_nothing_was_lost() -> None:
+    """Its end is the headline and one fact of the head."""
     run = data(started(0), block(5, 10, 10), durable(5.1, 10), ended(5.2, 10, "finished"),
                state="finished", exit_code=0, restarts=0)  # fmt: skip
     model = build(run)
-    assert "went into training that counts. No failure." in model.verdict.headline
+    assert model.verdict.headline == "Finished at step 10."
+    assert model.verdict.lost.startswith("Nothing: no failure.")
     assert model.facts[0].value == "finished, exit code 0"
 
 
@@ -196,8 +212,8 @@ def test_steps_that_a_signal_threw_away_are_lost_steps() -> None:
     assert accounting.productive_s == pytest.approx(35.0)
     assert [(r.lost_steps, r.source, r.failed_at_s) for r in restores] == [(52, "", None)]
     model = build(data(*events, state="finished", exit_code=0, restarts=0))
-    assert "No failure" not in model.verdict.headline
-    assert "52 steps (26 s) were trained before an end and not kept" in model.verdict.headline
+    assert "no failure" not in model.verdict.lost
+    assert "52 steps (26 s) were trained before an end and not kept" in model.verdict.lost
     assert next(t for t in model.tiles if t.label == "Worst loss").value == "26 s"
 
 
@@ -245,7 +261,7 @@ END = (block(105, 10, 10), durable(105.1, 10), ended(105.2, 10, "finished"))
 @pytest.mark.parametrize(
     ("events", "said"),
     [
-        ([launched(100, 0)], "No failure."),
+        ([launched(100, 0)], "Nothing: no failure."),
         ([launched(100, 1)], "One failure cost 10 s in all."),
         ([launched(100, 3)], "3 failures cost 10 s in all."),
         ([lost(89, 0), launched(100, 1)], "One failure cost 11 s in all."),
@@ -259,7 +275,7 @@ END = (block(105, 10, 10), durable(105.1, 10), ended(105.2, 10, "finished"))
 def test_a_death_that_no_keeper_saw_is_told_by_the_restart(events: list[Event], said: str) -> None:
     """Before it attached, or as it ended well: the launcher started something anew."""
     model = build(data(*events, *END, state="finished", exit_code=0, restarts=1))
-    assert said in model.verdict.headline
+    assert said in model.verdict.lost
     assert model.accounting is not None
     assert all(seconds >= -1e-9 for seconds in model.accounting.parts().values())
 
@@ -268,6 +284,6 @@ def test_a_job_that_slurm_queued_again_after_its_end_has_not_died() -> None:
     """It was told to leave, and said so; without that word it died."""
     first, again = launched(50, 0, "slurm-7.0"), launched(100, 1, "slurm-7.0")
     left = [first, block(55, 9, 9), ended(55.2, 9, "signal"), again]
-    assert "failure cost" not in build(data(*left, *END)).verdict.headline
+    assert "failure cost" not in build(data(*left, *END)).verdict.lost
     died = [first, block(55, 9, 9), again]
-    assert "One failure" in build(data(*died, *END)).verdict.headline
+    assert "One failure" in build(data(*died, *END)).verdict.lost

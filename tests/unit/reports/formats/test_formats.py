@@ -20,8 +20,6 @@ from tests.unit.reports.examples import profile_data, run_data, run_events, unpr
 
 GOLDEN = """\
 autockpt run: train.py
-$ autockpt run train.py
-ended finished, run plain, ranks 1
 
 !!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!
 UNPROTECTED: the script ran unchanged and was not checkpointed. The lines to add, with
@@ -32,14 +30,18 @@ the usual names (autockpt run ends by printing them with the script's own):
     for step, batch in ckpt.batches(total_steps):  # no DataLoader: ckpt.steps(total_steps)
 !!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!
 
-=> This run trained 60 min 1 s unprotected.
-   No checkpoint was taken, because the script never attached. A failure would have cost
-   all of it.
+=> Finished at step 9000. 60 min 1 s were trained unprotected.
+   Lost: No checkpoint was taken, because the script never attached. A failure would
+   have cost all of the run.
+   Next: Add the lines that autockpt run printed; then start it again.
    Confidence: high (measured).
 
   At stake     60 min 1 s  all of the run
   Checkpoints  none        the script never attached
   Steps        9000
+
+$ autockpt run train.py
+ended finished, run plain, ranks 1
 
 Where time went
   training that counts            ############################  99.7 %   59 min 50 s
