@@ -3,7 +3,7 @@
 from autockpt.reports.findings import slots_bytes_of
 from autockpt.reports.html.charts import heat, memory
 from autockpt.reports.html.escape import Child, join, tag
-from autockpt.reports.html.sections.parts import Section, details, fraction, table
+from autockpt.reports.html.sections.parts import Section, chart, details, fraction, table
 from autockpt.reports.model import ReportModel
 from autockpt.values.profile import GpuCounters, Profile, StorageMeasure
 from autockpt.values.units import format_bytes, format_duration, format_multiple, format_rate
@@ -73,7 +73,7 @@ def memory_section(model: ReportModel) -> Section | None:
     lead = f"{slots} images of the state per rank, allocated once. " if slots else ""
     body = join(
         tag("p", lead + (f"Also: {others}." if others else ""), class_="lead"),
-        memory.draw(bars),
+        chart(memory.draw(bars)),
         details("Same data as a table",
                 table(("", "in use", "checkpoints", "limit"), rows, caption="Memory",
                       numbers=(1, 2, 3))),
