@@ -1,12 +1,12 @@
 """Connections to the keepers of the other nodes: one per pair, the higher node calls the lower.
 
 All sockets live on one thread, which only calls back; files (secret, addresses) are read on another
-one, because a shared file system may hang.  Only node 0 of a job is called by all: what a keeper
-does in each turn grows with the nodes that it talks to, not with those of the job.
+one, because a shared file system may hang.  Only node 0 of a job is called by all.
+So a keeper's work in each turn grows with its peers, not with the nodes of the job.
 
-What is sent to a node that is not there waits in a queue, the oldest first to be given up: the
-protocol repeats everything.  A node that was there and cannot be reached for the grace time is
-reported lost, once; when it is back, messages flow again.
+Messages to an absent node wait in a queue.  The oldest is dropped first, because the protocol
+repeats everything.  A node that was there and cannot be reached for the grace time is reported
+lost, once; when it is back, messages flow again.
 """
 
 import contextlib
@@ -52,9 +52,9 @@ MAX_STRANGERS = 512
 BACKLOG = 4096
 """Callers that the kernel keeps for us: a restart brings all nodes at once."""
 OWN_DESCRIPTORS = 128
-"""What a keeper opens beside its connections, with room."""
+"""Descriptors that a keeper needs beside its connections, with room."""
 DEAF_S = 1.0
-"""Where no descriptor is left, nobody is let in for so long."""
+"""Pause before the next accept when no descriptor is left."""
 QUEUE_BYTES = 64 * 2**20
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 TICK_S = 0.1
@@ -170,7 +170,7 @@ class Peers:
         self._listening = False
         self._deaf_until_s = 0.0
         self._said_full = False
-        """It was said that no descriptor is left."""
+        """Whether the log has reported that no descriptor is left."""
         self._standing: Standing = "busy"
         self._refused_s = 0.0
         self._closing_s: float | None = None
@@ -202,7 +202,7 @@ class Peers:
         self._post(lambda: self._enqueue(node, data))
 
     def stand(self, standing: Standing) -> None:
-        """Tells the others whether somebody here may still need them."""
+        """Tell the other nodes whether this node may still need them."""
         self._post(lambda: self._stand(standing))
 
     @property
@@ -229,7 +229,7 @@ class Peers:
         return 0 if listener is None else int(listener.getsockname()[1])
 
     def close(self) -> None:
-        """Sends what is queued for those who are there, says farewell, ends."""
+        """Send the queues of connected nodes, send farewell, end."""
         if self._thread is None:
             return
         self.stand("leaving")
@@ -278,7 +278,7 @@ class Peers:
             self._wake_read.recv(4096)
 
     def _ended(self) -> bool:
-        """Everybody has read our farewell and closed, or the time for it is over."""
+        """All nodes have read our farewell and closed, or the time for it is over."""
         if self._closing_s is None:
             return False
         return not self._lines or time.monotonic() > self._closing_s + FAREWELL_S
@@ -451,7 +451,7 @@ class Peers:
     # ------------------------------------------------------------------ being called
 
     def _heed(self, now: float) -> None:
-        """Listens while somebody can be let in; until then callers wait in the backlog."""
+        """Listen while a caller can be accepted; until then callers wait in the backlog."""
         room = len(self._strangers) < MAX_STRANGERS and now >= self._deaf_until_s
         wanted = self._listener is not None and bool(self._secret) and room
         if wanted and not self._listening and self._closing_s is None:
@@ -615,7 +615,7 @@ class Peers:
             self._push(peer)
 
     def _tell_standing(self, peer: _Peer) -> None:
-        """Behind what is queued: whoever reads "leaving" has read all that came before."""
+        """Queue it last: a node that reads "leaving" has read all earlier messages."""
         data = frame(StandingChanged(standing=self._standing))
         peer.queue.append(data)
         peer.queued += len(data)
@@ -643,7 +643,7 @@ class Peers:
             self._log(f"refused a connection from {line.where}: {reason}")
 
     def _drop(self, line: _Line) -> None:
-        """Closes; what was not sent whole is sent again on the next connection."""
+        """Close; a frame that was not sent whole is sent again on the next connection."""
         self._lines.discard(line)
         self._strangers.discard(line)
         with contextlib.suppress(KeyError, ValueError):

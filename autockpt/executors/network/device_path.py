@@ -1,13 +1,13 @@
 """Device -> peer device -> peer host: an image travels by the network of the training.
 
-Where the devices' network is faster than the hosts', a sealed image goes chunk by chunk from its
-slot into a buffer of the own device, by a process group of its own into one of the peer's device,
-and from there into the peer's host memory, while the next chunk is under way (Gemini, SOSP'23,
-section 5.3: sub-buffers).  Both ends run in the trainers, beside the training; which image goes,
-and what becomes of it, their keepers say (`exchanges`).
+The path is for a devices' network that is faster than the hosts'.  A sealed image goes chunk by
+chunk from its slot into a buffer of the own device.  A separate process group sends it into a
+buffer of the peer's device, and from there it goes into the peer's host memory.  Meanwhile the next
+chunk is under way (sub-buffers, Gemini, SOSP'23, section 5.3).  Both ends run in the trainers,
+beside the training.  Their keepers decide which image goes and use the result (`device_transfers`).
 
-Devices are emulated: host memory is the device, and gates hold its links to a rate.  Through NCCL
-the path is not built: an operation of it that times out ends the process, and with it a training.
+Devices are emulated: host memory is the device, and throttles hold its links to a rate.  There is
+no path through NCCL: an operation that times out there ends the process, and with it a training.
 """
 
 import os
@@ -27,7 +27,7 @@ from autockpt.values.errors import ConfigError
 from autockpt.values.units import parse_rate_bytes_per_s
 
 c10d: Any = dist
-"""Untyped: the stubs of torch lack most of what is used of it here."""
+"""Untyped: the stubs of torch lack most functions used here."""
 SETTING = "AUTOCKPT_EMULATED_DEVICE_LINK"
 """Environment: INTERFACE=RATE, e.g. eth1=2 GB/s, equal on all nodes."""
 BUFFERS = 2
@@ -40,7 +40,7 @@ RECEIVER, SENDER = 0, 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceLinks:
-    """Links of an emulated device; whatever is measured of them is a figure of these gates."""
+    """Links of an emulated device; measurements of them are figures of these throttles."""
 
     interface: str
     """Network interface that plays the devices' network."""
@@ -79,7 +79,7 @@ def listening_store(host: str) -> tuple[Any, str]:
 
 
 def store_at(address: str) -> Any:
-    """The store of the other end.  Raises RuntimeError when nobody listens."""
+    """Connect to the store of the other end.  Raises RuntimeError when it does not listen."""
     host, _, port = address.rpartition(":")
     return c10d.TCPStore(
         host, int(port), 2, False, timeout=timedelta(seconds=TIMEOUT_S), wait_for_workers=False
@@ -89,8 +89,8 @@ def store_at(address: str) -> Any:
 class DevicePath:
     """One end of a one-way path between two ranks; used by one thread at a time.
 
-    An exchange that raised leaves the group of no use: a gloo group that timed out once never works
-    again, and messages of an exchange that was left half-way are taken for those of the next.
+    Do not use the group after an exchange that raised: a gloo group that timed out once never works
+    again.  Messages of an incomplete exchange would be taken for messages of the next.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class DevicePath:
         gate.wait(1)  # the last chunk takes its time, too
 
     def receive(self, image: memoryview, chunk_bytes: int, lease: Lease) -> tuple[str, ...]:
-        """Fills `image` with what the other end sends; the digest of every chunk.
+        """Fill `image` with the bytes of the other end; return the digest of every chunk.
 
         Raises as `send`.
         """
@@ -153,7 +153,7 @@ class DevicePath:
         self._group.send([word], self._peer, MAX_CHUNKS).wait(self._timeout)
 
     def asked(self) -> int:
-        """What the receiver asks for, whenever it does.  Raises RuntimeError when it is gone."""
+        """Wait for the receiver's request.  Raises RuntimeError when the receiver is gone."""
         word = torch.zeros(1, dtype=torch.int64, device="cpu")
         self._group.recv([word], self._peer, MAX_CHUNKS).wait(timedelta(days=1))
         return int(word)

@@ -1,15 +1,16 @@
 """Frames and proofs of one connection between two keepers, without its socket.
 
-4 bytes of length, then JSON.  Who was called sends a challenge; the caller introduces itself and
-proves that it knows the run's secret; who was called proves it too; then messages flow both ways:
+A frame is 4 bytes of length, then JSON.  The called keeper sends a challenge.  The caller
+introduces itself and proves that it knows the run's secret.  The called keeper proves it too.  Then
+messages flow both ways:
 
     called                                caller
       Challenge(version, nonce)   ->
                                   <-      Introduction(run, node, to_node, purpose, nonce, proof)
       Welcome(proof)              ->
 
-A proof is an HMAC-SHA256 over both nonces and all that was claimed, with the role in it, so that
-none can be sent back.  Until then a frame has at most 4 KiB.  Nothing is unpickled.
+A proof is an HMAC-SHA256 over both nonces, all claims and the role, so none can be sent back.
+Until then a frame has at most 4 KiB.  Nothing is unpickled.
 """
 
 import hashlib
@@ -30,15 +31,15 @@ MAX_FRAME_BYTES = 64 * 2**20
 _LENGTH = struct.Struct("!I")
 
 Standing = Literal["busy", "settled", "leaving"]
-"""busy: somebody here may still need the other nodes; settled: not now; leaving: never again."""
+"""busy: this node may still need the other nodes; settled: not now; leaving: never again."""
 
 Purpose = Literal["control", "transfer"]
-"""What flows behind the handshake: these messages, or the bytes of images (`transfer`)."""
+"""Content after the handshake: these messages, or the bytes of images (`transfer`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who a keeper says it is."""
+    """The identity that a keeper claims."""
 
     run_id: str
     node: int
@@ -47,7 +48,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Challenge:
-    """First word of who was called."""
+    """First message of the called keeper."""
 
     version: int
     nonce: str
@@ -66,7 +67,7 @@ class Introduction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """Who was called knows the secret, too."""
+    """Proof of the called keeper that it knows the secret, too."""
 
     proof: str
 
@@ -106,7 +107,7 @@ class Framer:
 
 
 class Channel:
-    """One end of a connection: bytes in, messages out, and `outbox` of what is to be sent."""
+    """One end of a connection: bytes in, messages out, and an `outbox` of bytes to send."""
 
     def __init__(
         self, secret: bytes, me: Identity, *, to_node: int | None, purpose: Purpose = "control"
@@ -118,9 +119,9 @@ class Channel:
         self._to_node = to_node
         self._received = bytearray()
         self._nonces: tuple[str, str] = ("", "")
-        """(of who was called, of the caller)."""
+        """Nonces of the called keeper and of the caller."""
         self.peer: Identity | None = None
-        """Who is at the other end, proven; None: not yet."""
+        """The proven identity of the other end; None: not yet."""
         self.outbox: list[bytes] = []
         if to_node is None:
             self._nonces = (secrets.token_hex(16), "")

@@ -1,15 +1,16 @@
-"""A gate that opens while the training idles: chunks move in the windows of an iteration.
+"""A throttle that opens while the training idles: chunks move in the idle windows of an iteration.
 
-First fit: a chunk passes when the open window is expected to last longer than it takes, with a
-margin; else it waits for a window that does.  One chunk at a time, so that a window which closes
-early costs one chunk of overlap.  Short gaps are left alone while the longest windows take all.
-What does not fit into the windows that are still ahead of the optimizer's step moves beside the
-compute, at a pace that makes it; where windows are too small to matter nothing is held back at all,
-which is plain lazy copying.  Windows are believed as far as the last transfers got what they
-promised.  At the fence everything passes.  Chunks are as large as the windows in use allow.
+First fit: a chunk passes when it takes less time than the rest of the open window, with a margin.
+Otherwise it waits for a longer window.  One chunk moves at a time, so a window that closes early
+costs one chunk of overlap.  Short gaps stay unused while the longest windows take all bytes.
 
-Source: BAFT (Front. Comput. Sci. 19(1), 2025) for the windows, Gemini (SOSP'23) for the partition
-of traffic by alpha + n / B with a safety margin, and for spreading over iterations.
+Bytes that do not fit into the windows ahead of the optimizer's step move beside the compute, just
+fast enough.  If windows are too small to matter, no chunk is held back: plain lazy copying.  The
+forecast is scaled by the share of promised bytes that the last transfers moved.  At the staging
+barrier every chunk passes.  Chunks are as large as the windows in use allow.
+
+Source for the windows: BAFT (Front. Comput. Sci. 19(1), 2025).  Source for the partition of traffic
+by alpha + n / B with a safety margin, and for spreading over iterations: Gemini (SOSP'23).
 """
 
 import itertools
@@ -26,7 +27,7 @@ from autockpt.executors.throttle.window_forecast import IdleWindowForecast, near
 MARGIN = 0.2
 """Part of a window that is left free: chunks and windows scatter by about this much."""
 UNKNOWN_BYTES_PER_S = 2e9
-"""A mover whose pace nobody measured: slower than any host copy; its own is soon known."""
+"""Assumed speed of an unmeasured mover: slower than any host copy.  It is soon measured."""
 YIELD_SHARE = 0.1
 """Windows that take less than this fraction of the bytes are not worth waiting for."""
 ALPHA_S = 50e-6
@@ -42,7 +43,7 @@ NEARLY_ALL = 0.95
 MEMORY_RATES = 15
 """Chunks whose pace is remembered; the median counts."""
 MEMORY_KEPT = 8
-"""Transfers of which is known what windows took of what they promised."""
+"""Transfers whose share of promised bytes is remembered."""
 MOVES = 512
 """Chunks remembered for the report."""
 
@@ -62,7 +63,7 @@ class Move:
 
 @dataclass(slots=True)
 class WindowUse:
-    """What became of the bytes of one transfer."""
+    """How the bytes of one transfer passed."""
 
     nbytes: int = 0
     passed: dict[Passed, int] = field(default_factory=lambda: dict.fromkeys(_KINDS, 0))
@@ -84,10 +85,11 @@ _KINDS: tuple[Passed, ...] = ("window", "overlap", "fence")
 
 
 class IdleWindowThrottle:
-    """Implements `gate.Gate`; `began`, `ended`, `step_began` and `boundary` are told by the
-    training thread (a few microseconds each), all else belongs to whoever moves bytes.
+    """Implements `Throttle`, and forecasts windows from the marks of an iteration.
 
-    `at_s`: when that was, for who tells it later; None: now.
+    The training thread calls `began`, `ended`, `step_began` and `boundary` (a few microseconds
+    each).  Movers of bytes call the other methods.  `at_s`: the time of a mark that is reported
+    later; None: now.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class IdleWindowThrottle:
         """
         self.longest_wait_s = longest_wait_s
         self.beside_bytes_per_s = math.inf
-        """Most that moves beside the compute, whatever is late by that."""
+        """Highest rate beside the compute, even if the transfer is then late."""
         self._chunks = chunks
         self.use = WindowUse(chunk_bytes=chunks[0])
         self._forecast = IdleWindowForecast()
@@ -115,12 +117,12 @@ class IdleWindowThrottle:
         self._lock = threading.RLock()  # entered by itself: a Condition does that in Python
         self._changed = threading.Condition(self._lock)
         self._waiting: list[int] = []
-        """Bytes of those who wait."""
+        """Bytes of each waiting thread."""
         self._sleep = sleep or self._changed.wait
         self._rates: deque[float] = deque(maxlen=MEMORY_RATES)
         """Of chunks that moved while the training stood still."""
         self._beside_rates: deque[float] = deque(maxlen=MEMORY_RATES)
-        """Of those beside its compute: slower, and all there is where windows are not used."""
+        """Of chunks that moved beside the compute: slower, and the only ones without windows."""
         self._bytes_per_s = bytes_per_s
         """The median of the former, or of the latter while those are all; until then as given."""
         self._moving: dict[int, Move] = {}
@@ -133,9 +135,9 @@ class IdleWindowThrottle:
         self._from: tuple[float, int, int] | None = None
         """Where this transfer began, as `_here` has it; None: it cannot tell what windows take."""
         self._kept: deque[float] = deque(maxlen=MEMORY_KEPT)
-        """Fraction that windows took of what they promised, by transfer."""
+        """Fraction of the promised bytes that windows took, by transfer."""
         self._trust = 1.0
-        """The fraction that nearly all of them took; 1 while nothing is known."""
+        """The fraction that nearly all transfers took; 1 before the first."""
         self._iterations_left = 1
         self._hurried = True
         """Nothing is known yet, or the fence waits."""
@@ -170,7 +172,7 @@ class IdleWindowThrottle:
             self._changed.notify_all()
 
     def hurry(self) -> None:
-        """Somebody waits for the result: everything passes until the next `begin`."""
+        """A thread waits for the result: every chunk passes until the next `begin`."""
         with self._lock:
             if not self._hurried:
                 self._take_stock(self._now_s())
@@ -178,7 +180,7 @@ class IdleWindowThrottle:
             self._changed.notify_all()
 
     def _news(self, now_s: float) -> bool:
-        """Those who wait would be told something else than when they asked.
+        """Whether a waiting thread would now get another answer.
 
         Asked between all chunks: most gaps of a pipeline take none, and nothing is news there.
         """
@@ -208,7 +210,7 @@ class IdleWindowThrottle:
 
     @property
     def hurried(self) -> bool:
-        """Whether everything passes: somebody waits, or there are no windows to wait for."""
+        """Whether every chunk passes: a thread waits, or there are no windows to wait for."""
         return self._hurried
 
     def iteration(self) -> tuple[float, list[tuple[float, float]]]:
@@ -314,7 +316,7 @@ class IdleWindowThrottle:
             self._take_stock(now_s)
 
     def _take_stock(self, now_s: float) -> None:
-        """Once a transfer, when it needs no more windows: what they took of what they promised.
+        """Record the share of promised bytes, once a transfer, when it needs no more windows.
 
         A window goes from chunk to chunk, and its first part may be the training's own: its thread
         posts what it has computed while the mover waits for the same core.

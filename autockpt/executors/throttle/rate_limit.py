@@ -1,7 +1,7 @@
-"""When a chunk may move: background work asks a gate before it takes the disk or a core again.
+"""Throttles: background work asks one before it uses the disk or a core again.
 
-The mover knows nothing of the reason (a rate, a bubble of the iteration, a save under way), and
-the gate knows nothing of files.
+The mover does not know the reason (a rate, a bubble of the iteration, a save under way), and the
+throttle does not know files.
 """
 
 import threading
@@ -17,7 +17,7 @@ class Throttle(Protocol):
     """Lets bytes pass, in turn; called from several threads at once.
 
     `wait(n)` blocks until `n` more bytes may move and returns the seconds it blocked.  It never
-    blocks longer than `longest_wait_s`, whatever was asked before: a gate delays work and cannot
+    blocks longer than `longest_wait_s`, after any requests: a throttle delays work and cannot
     stop it.  More bytes never open it earlier, zero bytes cost nothing, and it never raises.
     """
 
@@ -46,7 +46,7 @@ class Windows(Protocol):
 
 
 class Unlimited:
-    """Always open: somebody waits for the result."""
+    """Always open: a thread waits for the result."""
 
     longest_wait_s = 0.0
 
@@ -56,10 +56,10 @@ class Unlimited:
 
 
 class RateLimiter:
-    """Lets `bytes_per_s` pass, for work that nobody waits for.
+    """Lets `bytes_per_s` pass, for background work.
 
-    Bytes that passed at once are paid for by the next ones.  What a capped wait left unpaid is
-    forgotten, so that one huge request does not slow the work for ever after.
+    Bytes that passed at once delay the next ones.  The rest of a capped wait is forgotten, so one
+    huge request does not slow the work for ever.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 An iteration goes from boundary to boundary.  A window opens when a chunk of compute (or a
 collective) ends and closes when the next one begins.  Window n follows the n-th end, window 0 the
-boundary.  The forecast of a window is the length that nearly all of the last iterations had, so it
+boundary.  The forecast of a window is the length that nearly all of the last iterations had.  So it
 follows a window that moves or shrinks within two iterations.  Time is an argument; no locks, no
 clock.
 """
@@ -111,7 +111,7 @@ class IdleWindowForecast:
         self._forecast([lengths_s.get(n, 0.0) for n in range(max(lengths_s, default=-1) + 1)])
 
     def leave_alone(self, shortest_s: float) -> None:
-        """Windows that are usually shorter than this are none, until it is said anew."""
+        """Ignore windows that are usually shorter than this, until the next call."""
         if shortest_s != self.shortest_s:
             self.shortest_s = shortest_s
             self._forecast(self._all_s)
@@ -145,7 +145,7 @@ class IdleWindowForecast:
         return len(self.now.lengths_s)
 
     def left_s(self, at_s: float) -> float:
-        """What is left of the window that is open, 0 when none is or it is longer than usual."""
+        """Rest of the open window, s; 0 when none is open or it is longer than usual."""
         iteration, forecasts = self.now, self.forecasts_s
         if iteration.open_since_s is None or self.window >= len(forecasts) or iteration.astray:
             return 0.0

@@ -1,4 +1,4 @@
-"""A keeper's part in exchanges through the devices: what it asks of its trainers, what they answer.
+"""A keeper's part in exchanges through the devices: its requests to trainers, and their answers.
 
 Methods that wait are called on threads of transfers; `heard` and `trainer_gone` in the keeper's.
 """

@@ -1,8 +1,8 @@
-"""Copies leave while the network of this node's training idles, where its trainer says when.
+"""Copies leave while the network of this node's training idles, as the trainer's marks show.
 
-One `IdleWindowThrottle` for the link, fed with the marks of one rank: ranks of a node meet in
-the same collectives.  Transfers that overlap share it.  Where windows are not known, take too
-little, or nothing is heard any more, the rest goes at the rate of the plan.
+One `IdleWindowThrottle` serves the link, fed with the marks of one rank, because ranks of a node
+meet in the same collectives.  Transfers that overlap share it.  If windows are unknown or take too
+little, or marks stop, the remaining bytes leave at the plan's rate.
 """
 
 import threading
@@ -53,7 +53,7 @@ class LinkWindows:
         threading.Thread(target=self._listen, name="autockpt-marks", daemon=True).start()
 
     def close(self) -> None:
-        """Hears nothing more: what is on its way goes on at the rate."""
+        """Stop reading marks: transfers under way go on at the plan's rate."""
         self._closed = True
 
     def hear(self) -> None:
@@ -140,7 +140,7 @@ class NodeWindows:
         self._current: LinkWindows | None = None
 
     def of(self, memory: RankMemory | None) -> LinkWindows | None:
-        """Those of a rank's trainer; None where it does not say when its network idles."""
+        """The windows of a rank's trainer; None if it does not mark its traffic."""
         board = None
         if memory is not None and memory.cell(CELL_SPREAD) and memory.board is not None:
             board = memory.board.view

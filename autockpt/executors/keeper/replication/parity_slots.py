@@ -1,8 +1,8 @@
-"""Parities in replica slots: made of the shards of other nodes, and what rebuilds a lost one.
+"""Parities in replica slots: made of the shards of other nodes, to rebuild a lost one.
 
-The image of a parity is its chunks and, from the next whole chunk on, the indexes of the members
-that it was made of, as JSON: whoever rebuilds a lost shard fetches its digests like any other
-chunk, and whoever holds them needs no other node for it.
+The image of a parity is its chunks and, from the next whole chunk on, the indexes of its members,
+as JSON.  A node that rebuilds a lost shard fetches its digests like any other chunk.  A node that
+holds the parity needs no other node for them.
 """
 
 from collections.abc import Callable, Sequence
@@ -130,13 +130,13 @@ class Rebuilding:
         self._set = _parity_set(order.shard, parity)
         self._at = {member.rank: at for at, member in enumerate(parity.members)}
         self._text: dict[int, bytes] = {}
-        """Chunks behind those of a parity."""
+        """Chunks behind the chunks of a parity."""
         self.image_bytes = page_align(order.shard.bytes)
         self.spare_bytes = len(order.sources) * order.shard.chunk_bytes
         self._rebuild: Rebuild | None = None
 
     def parts(self, view: memoryview) -> list[Part]:
-        """What is needed of every piece; of one parity with the digests behind it."""
+        """The chunks needed of every piece; of one parity also the digests behind it."""
         left = {self._at[s.shard.rank] for s in self._sources if s.shard.parity is None}
         lost, member = frozenset(range(self._set.members)) - left, self._at[self._shard.rank]
         rebuild = Rebuild(self._set, member, lost, view[: self._shard.bytes])

@@ -1,9 +1,9 @@
-"""What other nodes' shards are in this node's memory as: copies and parities in replica slots.
+"""Replica slots: memory that holds copies and parities of other nodes' shards.
 
-Belongs to the keeper's loop, as `Shards` does: public methods run in its thread unless they say
-otherwise, and what threads of transfers see comes back through `post`.  A fetch makes its memory on
-a thread of its own (faulting gigabytes takes seconds) and is told where the other keepers listen.
-Everything that is sealed here, at home or as a replica, is lent to whoever asks for its root.
+Belongs to the keeper's loop, as `Shards` does.  Public methods run in its thread unless they say
+otherwise, and threads of transfers report through `post`.  A fetch makes its memory on its own
+thread, because faulting gigabytes takes seconds, and gets the addresses of the other keepers.  All
+sealed images here, own shards and replicas, are lent to any keeper that asks for their root.
 """
 
 import os
@@ -56,7 +56,7 @@ class ReplicaSlot:
     """Capacity for the image; the trailer follows."""
 
     def index(self) -> ImageIndex | None:
-        """Of what is sealed in it."""
+        """Of the sealed image in it."""
         return read_trailer(self.arena.view[self.image_bytes :])
 
     def clear(self) -> None:
@@ -104,7 +104,7 @@ class ReplicaSlots:
         self._replicas: dict[Key, ReplicaSlot] = {}
         self._fetches: dict[Key, ShardFetch] = {}
         self._sources: dict[Home, ImageSource] = {}
-        """What is lent."""
+        """The lent image."""
         self._paced: tuple[float, Throttle] = (0.0, Unlimited())
         """(rate, gate): one for all who fetch from here at a time."""
         self._lock = threading.RLock()
@@ -416,7 +416,7 @@ class ReplicaSlots:
         return None
 
     def overwritten(self, rank: int, slot: int | None = None) -> None:
-        """An own slot (None: all of a rank) is about to change: nobody reads it any more."""
+        """Revoke loans of an own slot (None: all of a rank) that is about to change."""
         for what, replica, owner, number in list(self._sources):
             if not replica and owner == rank and slot in (None, number):
                 self._revoke((what, replica, owner, number))
@@ -432,7 +432,7 @@ class ReplicaSlots:
             self._log(f"sent away {event.where}: {event.reason}")
 
     def _lend(self, peer: Identity, want: Want) -> Loan | str:
-        """On a thread of transfers: what somebody wants, if it is here."""
+        """On a thread of transfers: the image that another keeper wants, if it is here."""
         answer: Future[Loan | str] = Future()
         self._post(lambda: answer.set_result(self._loan(want)))
         try:

@@ -1,8 +1,8 @@
 """One shard or parity on its way into a replica slot: its transfers, its one ending.
 
-What stands in the slot at the end differs (a copy, a parity, a shard that is rebuilt), how it comes
-does not: chunks of sealed images are fetched from several nodes at once, each verified, and when
-the last transfer has ended the slot gets its description.  One that fails ends all.
+The result in the slot differs (a copy, a parity, a rebuilt shard); the fetch is the same.  Chunks
+of sealed images are fetched from several nodes at once, each verified.  When the last transfer has
+ended, the slot gets its description.  One that fails ends all.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ class Part:
 
 
 class FetchTarget(Protocol):
-    """What a replica slot is filled with."""
+    """The content to fill a replica slot with."""
 
     image_bytes: int
     """Most that the slot has to hold, its description left out."""
@@ -69,7 +69,7 @@ class FetchTarget(Protocol):
     """Memory that is needed beside the slot meanwhile."""
 
     def parts(self, view: memoryview) -> list[Part]:
-        """What is to be fetched to fill `view`.  Raises AutockptError."""
+        """The fetches that fill `view`.  Raises AutockptError."""
 
     def rest(self, index: ImageIndex, came: Callable[[int], bool]) -> list[Part]:
         """The parts to fetch once the first ones came; `index`: of the first one.
@@ -170,7 +170,7 @@ class Copying:
 
 
 def subject_of(shard: p.HeldShard, run_id: str) -> Subject:
-    """What a sealed shard or parity is in a transfer."""
+    """The name of a sealed shard or parity in a transfer."""
     return Subject(
         what="image" if shard.parity is None else "parity", run_id=run_id,
         generation=shard.generation, step=shard.step, rank=shard.rank,

@@ -1,8 +1,8 @@
-"""Who is inside the memory of an image right now: `revoke` returns when nobody is.
+"""Leases on the memory of an image: `revoke` returns when no thread uses the memory.
 
-A slot is overwritten as soon as its owner decides so; a thread that is about to read or write it
-asks first, and whoever revokes waits for those inside.  They are thrown out by what `on_revoke`
-does (their sockets are shut down), so the wait is that for one system call.
+A slot is overwritten as soon as its owner decides so.  A thread enters the lease before it reads or
+writes the slot, and `revoke` waits for the threads inside.  `on_revoke` ends them (it shuts their
+sockets down), so the wait is one system call long.
 """
 
 import threading
@@ -45,7 +45,7 @@ class Lease:
                 self._changed.notify_all()
 
     def revoke(self, reason: str) -> None:
-        """Returns when nobody is inside, and nobody will be.  The first reason stays."""
+        """Return when no thread is inside and none can enter.  The first reason stays."""
         self.end(reason)
         with self._changed:
             self._changed.wait_for(lambda: self._inside == 0)

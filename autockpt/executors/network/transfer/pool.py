@@ -1,8 +1,7 @@
 """The threads and sockets of all transfers of a keeper.
 
-A thread a stream: a transfer that hangs holds nobody else, and needs no more than its own stack.
-Connections that have not proven themselves, connections at all, and events about strangers are
-bounded.
+Each stream has its own thread, so a hanging transfer delays no other one and needs only its own
+stack.  The pool bounds unproven connections, all connections, and events about strangers.
 """
 
 import contextlib
@@ -56,11 +55,11 @@ class TransferPool:
         silence_s: float = SILENCE_S,
         tls: Tls | None = None,
     ) -> None:
-        """`lend(peer, want)` answers, soon, with what is lent or the reason why not; `told` hears
-        what became of it; both on the pool's threads.  `silence_s`: a peer that takes longer for a
-        header or a chunk is dropped."""
+        """`lend(peer, want)` answers, soon, with a loan or the reason of a refusal.  `told`
+        receives the result.  Both run on the pool's threads.  `silence_s`: a peer that takes longer
+        for a header or a chunk is dropped."""
         self.me = me
-        """Whom the other ends are told they talk to; replaced for a new incarnation."""
+        """Our identity for the other ends; replaced for a new incarnation."""
         self._secret, self._lend, self._told = secret, lend, told
         self._silence_s, self._tls = silence_s, tls
         self._host = ""
@@ -125,7 +124,7 @@ class TransferPool:
         return transfer
 
     def close(self, reason: str = "the keeper ends") -> None:
-        """Aborts every transfer; returns when their last events were told."""
+        """Abort every transfer; return after their last events."""
         with self._lock:
             self._closing = True
             transfers = list(self._transfers)
@@ -209,7 +208,7 @@ class TransferPool:
             ).start()  # fmt: skip
 
     def _called(self, sock: socket.socket, where: str) -> None:
-        """A connection that somebody made, until its transfer has its own thread: this one."""
+        """Serve an incoming connection on this thread."""
         stream = None
         stranger = True
         try:
@@ -260,7 +259,7 @@ class TransferPool:
 
 
 def _work(transfer: Transfer, work: Callable[[], object], stream: Stream | None = None) -> None:
-    """One thread of a transfer; `stream` is told why when it fails."""
+    """Run one thread of a transfer; `stream` receives the reason of a failure."""
     try:
         work()
     except BaseException as error:

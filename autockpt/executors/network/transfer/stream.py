@@ -1,11 +1,11 @@
 """One connection of a transfer: whole pieces within deadlines, in place, and ended from outside.
 
 Every wait has a deadline, so a peer that hangs or trickles is dropped after `silence_s` for a
-header and as long for a chunk (slower than chunk / silence_s counts as hanging).  Plain connections
-send with `os.sendfile`: the kernel sends the slot's own pages, and no byte passes through Python
-(MSG_ZEROCOPY would do the same, with completions to wait for).  They receive with one system call a
-chunk (MSG_WAITALL): a poll whenever some bytes are there took a tenth more CPU time.  TLS has to
-encrypt, so it copies and polls: that is what it costs.
+header and as long for a chunk.  Slower than chunk / silence_s counts as hanging.  Plain connections
+send with `os.sendfile`: the kernel sends the slot's own pages, and no byte passes through Python.
+MSG_ZEROCOPY would do the same, with completions to wait for.  They receive with one system call a
+chunk (MSG_WAITALL), because polling for some bytes took a tenth more CPU time.  TLS has to encrypt,
+so it costs a copy and polls.
 """
 
 import array
@@ -46,7 +46,7 @@ _TIMEVAL = struct.Struct("@ll")
 
 
 class Silent(AutockptError):
-    """The other end did not do within the deadline what it had to."""
+    """The other end missed a deadline."""
 
 
 class RefusedByPeer(AutockptError):
@@ -59,7 +59,7 @@ class NotCarried(AutockptError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """Contexts for both roles; certificates and what they prove are the owner's business."""
+    """Contexts for both roles; the owner chooses certificates and their meaning."""
 
     called: ssl.SSLContext
     caller: ssl.SSLContext
@@ -138,7 +138,7 @@ class Stream:
             time.sleep(DRAIN_S)
 
     def refuse(self, reason: str) -> None:
-        """Says why, if it can be said at once; never raises."""
+        """Send the reason, if it can be sent at once; never raises."""
         with contextlib.suppress(OSError, ValueError):
             self._send(memoryview(pack_text(Refused(reason=reason[:500]))))
 
@@ -231,13 +231,13 @@ class Stream:
     # ------------------------------------------------------------------ ends
 
     def shut(self) -> None:
-        """Wakes whoever waits on it, from any thread."""
+        """Wake a thread that waits on it, from any thread."""
         with contextlib.suppress(OSError):
             # Not the method of an SSL socket, which would forget that it encrypts.
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
     def close(self, *, reset: bool) -> None:
-        """`reset`: what is queued is thrown away, and with it the kernel's hold on the slot."""
+        """`reset`: drop queued bytes, and with them the kernel's hold on the slot."""
         with contextlib.suppress(OSError):
             if reset:
                 linger = struct.pack("ii", 1, 0)

@@ -42,7 +42,7 @@ def parity_matrix(losses: int, data: int) -> Matrix:
     """[losses][data]: every square part of it has an inverse, and the first row is all ones.
 
     A Cauchy matrix 1 / (x_j + y_i).  Columns are divided by their first entry, the cheapest ones
-    are taken, and further rows are scaled to be cheap: all of that keeps the inverses.  For one
+    are taken, and further rows are scaled to be cheap.  All of that keeps the inverses.  For one
     loss any number of data symbols goes, for more `losses + data` <= 16.
     """
     if losses == 1:

@@ -1,7 +1,7 @@
-"""Which chunk of which member counts in which chunk of whose parity, and what rebuilds it.  Pure.
+"""Which chunk of which member counts in which chunk of whose parity, and the chunks to rebuild it.
 
-Members are numbered 0 ... N-1 by their place in the set; the images may differ in length, what a
-shorter one lacks counts as zeros and is neither stored nor sent.
+Pure.  Members are numbered 0 ... N-1 by their place in the set.  Images may differ in length.
+Missing bytes of a shorter one count as zeros, and are neither stored nor sent.
 """
 
 from collections.abc import Collection
@@ -91,7 +91,7 @@ class ParitySet:
 
     @property
     def packet_bytes(self) -> int:
-        """A block of BITS packets is what a multiplication works on."""
+        """Bytes of a packet; a multiplication works on a block of BITS packets."""
         return max(8, min(PACKET_BYTES, self.chunk_bytes // BITS))
 
     def chunks(self, member: int) -> int:
@@ -103,7 +103,7 @@ class ParitySet:
         return tuple((stripe + row) % self.members for row in range(self.losses))
 
     def data_members(self, stripe: int) -> tuple[int, ...]:
-        """Who has a segment in a stripe, by column of the parity matrix."""
+        """Members with a segment in a stripe, by column of the parity matrix."""
         holders = self.holders(stripe)
         return tuple(member for member in range(self.members) if member not in holders)
 
@@ -127,7 +127,7 @@ class ParitySet:
         return row * self.segment_chunks + place.position
 
     def factor(self, member: int, holder: int, stripe: int) -> int:
-        """What a member's segment is multiplied by in a holder's row."""
+        """The factor of a member's segment in a holder's row."""
         column = self.data_members(stripe).index(member)
         row = self.holders(stripe).index(holder)
         return parity_matrix(self.losses, self.members - self.losses)[row][column]

@@ -1,7 +1,7 @@
 """Sums of chunks: parity that is being made, and images that are being rebuilt.
 
-A sum takes every term that was announced exactly once, in any order, from any number of threads,
-and is worthless until the last one came.  The first term of a chunk is copied, so that nothing
+A sum takes every announced term exactly once, in any order, from any number of threads.  It is
+incomplete until the last one came.  The first term of a chunk is copied, so that nothing
 needs to be cleared before.
 """
 
@@ -54,7 +54,7 @@ class ChunkSums:
             self._begun[number] = 1
 
     def clear_rest(self, numbers: Iterable[int]) -> None:
-        """Those of these chunks that had no term are zeros."""
+        """Fill the chunks without a term with zeros."""
         for number in numbers:
             if not self._begun[number]:
                 start = number * self._chunk_bytes
@@ -148,7 +148,7 @@ class ParityMemory:
     def subject(
         self, *, run_id: str, generation: Generation, step: int, rank: int, world_size: int
     ) -> Subject:
-        """What it is in a transfer; `rank` stands for the holder."""
+        """Its name in a transfer; `rank` stands for the holder."""
         words = f"parity-1 {self.parity.losses} {self.holder} {self.parity.image_bytes}"
         layout = hashlib.sha256(words.encode()).hexdigest()
         return Subject(
@@ -173,7 +173,7 @@ class ParityMemory:
 
 
 class Rebuild:
-    """The image of a lost member, while it is summed up from what the survivors have."""
+    """The image of a lost member, while it is summed up from the survivors' chunks."""
 
     def __init__(
         self,
