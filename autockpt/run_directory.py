@@ -12,6 +12,7 @@
     rollbacks.jsonl  one line per rollback after a spike                     (RollbackRecord)
     status.json      how it stands, or ended                                (RunStatus)
     standby/         what each rank had imported, for its parked successor
+    caches/          code that the ranks have compiled, by kind of machine
     incidents/       what was found when ranks made no progress
     report.html, logs/
     checkpoints/     unless the goal names another place
@@ -173,6 +174,11 @@ class RunDirectory:
     def logs(self) -> Path:
         """Directory of what the ranks and the launcher printed."""
         return self.path / "logs"
+
+    @property
+    def caches(self) -> Path:
+        """Directory of code that the ranks have compiled; made by the first that needs it."""
+        return self.path / "caches"
 
     @property
     def report(self) -> Path:

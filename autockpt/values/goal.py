@@ -401,6 +401,15 @@ class RestartWish:
             "where it fits"
         ),
     )
+    caches: OnOff | None = key(
+        "restart.caches",
+        Words(OnOff),
+        "compiled code of the ranks is kept in the run directory, for the next start",
+        more=(
+            "A variable that you have set stays ([restart.md](restart.md#compiled-code)). "
+            "`auto`: where a restart may be on another machine"
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -158,6 +158,7 @@ def _launch(request: "Request", console: Console) -> int:
             profile_in_place=request.use_profile,
             notice_s=goal.failures.notice_s,
             standby=goal.restart.standby,
+            caches=goal.restart.caches,
             **request.launching,
         )
         followers = [*archivers(run, goal.archive, console), *copiers(run, goal.remote)]

@@ -28,6 +28,8 @@ class Launch:
     profile_in_place: bool = True
     standby: Literal["on", "off"] | None = None
     """Whether ranks of the next incarnation are parked, as the policy says; None: auto."""
+    caches: Literal["on", "off"] | None = None
+    """Whether compiled code lies in the run directory, as the policy says; None: auto."""
     notice_s: float | None = None
     """How long before an end it is announced, as the policy says, seconds; None: it does not."""
 
