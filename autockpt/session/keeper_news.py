@@ -11,6 +11,7 @@ from autockpt.executors.network.device_path import emulated_links
 from autockpt.executors.protocol import messages as p
 from autockpt.launch import environment
 from autockpt.session.base import RankState
+from autockpt.session.boundaries.last_boundary import BoundaryHolder
 from autockpt.session.endings.stopping import Stopper
 from autockpt.session.saving import Saver
 from autockpt.session.tuning.plan_follower import PlanFollower
@@ -21,9 +22,15 @@ class KeeperNews(KeeperListener):
     """Hands each piece of news to the part that it concerns."""
 
     def __init__(
-        self, rank: RankState, saver: Saver, plans: PlanFollower, stopper: Stopper
+        self,
+        rank: RankState,
+        saver: Saver,
+        plans: PlanFollower,
+        stopper: Stopper,
+        holder: BoundaryHolder,
     ) -> None:
         self._rank, self._saver, self._plans, self._stopper = rank, saver, plans, stopper
+        self._holder = holder
         self._exchanges = Exchanges(
             rank.job.rank, host=rank.job.control_host, links=emulated_links(),
             slots=lambda: rank.client.slots, send=rank.client.send,
@@ -98,6 +105,10 @@ class KeeperNews(KeeperListener):
     def receive_shard(self, order: wire.ReceiveShard, memory: Arena) -> None:
         """Through the devices."""
         self._exchanges.receive(order, memory)
+
+    def seal_boundary(self, order: wire.SealBoundary, slots: list[Arena]) -> None:
+        """By a thread of its own."""
+        self._holder.seal(order, slots)
 
     def abandon_transfer(self, order: wire.AbandonExchange) -> None:
         """It is not needed any more."""

@@ -249,7 +249,7 @@ class Saver:
             snapshot = self._rank.snapshotter.begin(
                 arena, progress, lazy=lazy, slot=slot, rng=rng,
                 capacity=self._client.image_bytes,
-                began=lambda layout: self._report_began(save, layout),
+                began=lambda layout: self.report_began(save, layout),
                 completed=lambda snapshot: self._copied(save, snapshot),
                 passage=passage,
             )  # fmt: skip
@@ -372,7 +372,8 @@ class Saver:
         self.flight = None
         self._client.withdraw(save, reason)
 
-    def _report_began(self, save: SaveHandle, layout: Layout) -> None:
+    def report_began(self, save: SaveHandle, layout: Layout) -> None:
+        """The copy into the slot of `save` begins; on any thread."""
         staging, tier = self._rank.plan.staging, self._rank.plan.tier("disk")
         generation, step, slot = save.generation, save.step, save.slot
         assert slot is not None

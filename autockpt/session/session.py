@@ -34,6 +34,7 @@ from autockpt.session.attaches import of_this_process
 from autockpt.session.base import RankState
 from autockpt.session.boundaries.boundary import Boundaries
 from autockpt.session.boundaries.iterations import Iterations
+from autockpt.session.boundaries.last_boundary import BoundaryHolder
 from autockpt.session.boundaries.loop_ahead import NAMED_LOOPS, is_loop_ahead
 from autockpt.session.endings.closing import Closing
 from autockpt.session.endings.last_checkpoint import LastCheckpoint
@@ -80,13 +81,14 @@ class Session:
         saver = self._saver = Saver(rank, iterations, position, slots)
         last = self._last = LastCheckpoint(rank, iterations, saver, slots)
         plans = self._plans = PlanFollower(rank, saver)
-        closing = self._closing = Closing(rank, iterations, saver, last, plans)
+        holder = self._holder = BoundaryHolder(rank, position, saver)
+        closing = self._closing = Closing(rank, iterations, saver, last, plans, holder.await_seal)
         self._place = PlaceCheck(rank, position, closing, self, data, deferred=deferred)
         stopper = self._stopper = Stopper(rank, saver, last, closing, plans.switch)
         self._boundaries = closing.loop = Boundaries(
-            rank, iterations, position, self._place, saver, plans, stopper, closing
+            rank, iterations, position, self._place, saver, plans, stopper, closing, holder
         )
-        rank.client.listener = KeeperNews(rank, saver, plans, stopper)
+        rank.client.listener = KeeperNews(rank, saver, plans, stopper, holder)
         try:
             self._begin()
         except BaseException:
@@ -295,6 +297,7 @@ class Session:
         Call it before code that changes the state by itself, outside an optimizer's step.
         """
         self._saver.fence()
+        self._holder.release()
 
     def fence(self) -> None:
         """`wait_for_staging` by its former name, for one version."""

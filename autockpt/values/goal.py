@@ -401,6 +401,15 @@ class RestartWish:
             "where it fits"
         ),
     )
+    last_boundary: OnOff | None = key(
+        "restart.last_boundary",
+        Words(OnOff),
+        "after the death of one rank of a node, the others save the boundary that they hold",
+        more=(
+            "Where they hold all that the dead rank held, in host memory "
+            "([restart.md](restart.md#nothing-lost-when-a-rank-dies)). `auto`: `off`"
+        ),
+    )
     caches: OnOff | None = key(
         "restart.caches",
         Words(OnOff),

@@ -386,6 +386,20 @@ class ReplicasDisagreed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LastBoundarySealed(Event):
+    """A rank died, and the others sealed the boundary that they held; or there is a reason."""
+
+    generation: str
+    """Empty where no boundary was chosen."""
+    step: int
+    dead: str
+    """Numbers of the dead ranks, "1, 3"."""
+    took_s: float
+    reason: str
+    """Why it was not sealed; empty: it was, and no iteration before it is lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerFailed(Event):
     """An exception, or an exit with an error, ended the script on this rank."""
 
@@ -435,6 +449,7 @@ EVENTS: dict[str, type[Event]] = {
         PlanChangeWithheld,
         Degraded,
         ReplicasDisagreed,
+        LastBoundarySealed,
         TrainerFailed,
         RunEnded,
     )

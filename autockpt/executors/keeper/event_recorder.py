@@ -220,6 +220,18 @@ class EventRecorder:
         """The script's own exception is ending a rank, whose connection will close."""
         self._failing.add(rank)
 
+    def boundary_ended(
+        self, generation: Generation | None, ranks: str, took_s: float, reason: str
+    ) -> None:
+        """After a death the last boundary was sealed, or the reason why it was not."""
+        self._writer.emit(
+            t.LastBoundarySealed(
+                at_s=_now(), rank=KEEPER, generation=str(generation or ""),
+                step=generation.step if generation is not None else 0, dead=ranks, took_s=took_s,
+                reason=reason,
+            )
+        )  # fmt: skip
+
     def trainer_lost(self, memory: RankMemory, pid: int, detail: str) -> None:
         """A trainer died without leaving."""
         step, step_ns = memory.cell(CELL_STEP), memory.cell(CELL_STEP_NS)

@@ -29,6 +29,7 @@ from autockpt.executors.keeper.replication.replica_slots import ReplicaSlots
 from autockpt.executors.keeper.restoring.shard_gather import Gathering
 from autockpt.executors.keeper.restoring.shared_buffers import SharedBuffers
 from autockpt.executors.keeper.restoring.warm_pages import WarmPages
+from autockpt.executors.keeper.saving.last_boundary import LastBoundary
 from autockpt.executors.keeper.saving.shards import ShardSaves
 from autockpt.executors.keeper.slots import CELL_STEP, MemoryTable
 from autockpt.executors.keeper.status_file import METRICS_PORT, StatusEndpoint, StatusFile
@@ -49,6 +50,8 @@ from autockpt.values.status import RunStatus
 
 _Record = TypeVar("_Record")
 TICK_S = 0.5
+SEALING_TICK_S = 0.02
+"""While the last boundary is being sealed."""
 LINGER_S = 600.0
 """A keeper without trainers and without a launcher leaves after this time."""
 FIRST_TRAINER_S = 300.0
@@ -151,6 +154,11 @@ class Keeper:
         )  # fmt: skip
         self._protocol = NodeProtocol(node=node)
         self._coordinator = CoordinatorProtocol(retention=retention)
+        self._boundary = LastBoundary(
+            state=lambda: self._protocol.state, memory=self._memory, shards=self._shards,
+            tell=self._node_event, send=self._send_to, lost=self._lose,
+            report=self._boundary_ended,
+        )  # fmt: skip
         self._leave_when_drained = False
         self._lonely_since = time.monotonic()
         self._had_trainers = False
@@ -193,10 +201,14 @@ class Keeper:
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
         next_tick = next_heartbeat = time.monotonic()
         while not self._finished():
-            for key, _ in self._selector.select(timeout=max(0.0, next_tick - time.monotonic())):
+            wait_s = max(0.0, next_tick - time.monotonic())
+            if self._boundary.is_active:
+                wait_s = min(wait_s, SEALING_TICK_S)
+            for key, _ in self._selector.select(timeout=wait_s):
                 key.data(key.fileobj)
             while self._posted:
                 self._posted.popleft()()
+            self._boundary.look(self._s.trainers)
             now = time.monotonic()
             if now >= next_tick:
                 next_tick = now + TICK_S
@@ -336,10 +348,14 @@ class Keeper:
         if isinstance(message, wire.Hello):
             self._hello(connection, message, descriptors)
             return
+        if isinstance(message, wire.RecordsGiven):
+            self._take_records(connection, descriptors)
+            return
         for fd in descriptors:
             os.close(fd)
         if isinstance(message, wire.StatusWanted):
             self._leave_when_drained |= message.leave_when_drained
+            self._look_for_deaths()
             self._answer_status(connection)
             return
         trainer = self._trainer_of(connection)
@@ -358,6 +374,7 @@ class Keeper:
         self, connection: wire.Connection, hello: wire.Hello, descriptors: list[int]
     ) -> None:
         """Lets a trainer in, or refuses it, which changes nothing here."""
+        self._boundary.end("the ranks have been started again")
         former = self._former(hello, connection)
         refusal = self._refusal(hello, former, connection)
         if refusal is not None or not descriptors:
@@ -488,6 +505,8 @@ class Keeper:
             self._shards.snapshot_torn(message)
         elif isinstance(message, wire.ReceiverListens | wire.ExchangeEnded):
             self._exchanges.heard(message)
+        elif isinstance(message, wire.BoundarySealed):
+            self._boundary.answered(message)
         elif isinstance(message, wire.TrainerResumed):
             self._journal.resumed(message)
         elif isinstance(message, wire.ChunksWanted):
@@ -503,11 +522,37 @@ class Keeper:
 
     def _trainer_gone(self, trainer: Trainer) -> None:
         self._unwatch(trainer)
+        if trainer in self._s.replaced or not self._boundary.put_off(trainer, self._s.trainers):
+            self._lose(trainer)
+
+    def _lose(self, trainer: Trainer) -> None:
         if trainer in self._s.replaced:
             self._s.replaced.remove(trainer)
         else:
             self._bury(trainer)
         self._node_event(p.TrainerLost(rank=trainer.rank, incarnation=trainer.attach.incarnation))
+
+    def _look_for_deaths(self) -> None:
+        """Whoever asks has seen one: what it is answered must know of it."""
+        for trainer in list(self._s.trainers.values()):
+            if trainer.process is not None and _is_ready(trainer.process):
+                self._ended(trainer.connection)
+
+    def _take_records(self, connection: wire.Connection, descriptors: list[int]) -> None:
+        trainer = self._trainer_of(connection)
+        records = [Arena.attach(fd, fault=False) for fd in descriptors]
+        if trainer is not None:
+            self._memory.of(trainer.rank).take_records(records)
+
+    def _boundary_ended(
+        self, generation: Generation | None, ranks: tuple[int, ...], took_s: float, reason: str
+    ) -> None:
+        dead = ", ".join(map(str, ranks))
+        if generation is not None and not reason:
+            self._log(f"rank {dead} died; the survivors sealed {generation} in {took_s:.2f} s")
+        else:
+            self._log(f"rank {dead} died; its last boundary is not sealed: {reason}")
+        self._journal.boundary_ended(generation, dead, took_s, reason)
 
     def _bury(self, trainer: Trainer) -> None:
         """It is the trainer of its rank no more: it is gone, or a later start has come."""
@@ -844,6 +889,10 @@ class Keeper:
         )  # fmt: skip
         self._send(trainer, lent, tuple(a.fd for a, _ in found.values() if a.fd is not None))
 
+    def _send_to(self, rank: int, message: Any, descriptors: tuple[int, ...]) -> None:
+        if rank in self._s.trainers:
+            self._send(self._s.trainers[rank], message, descriptors)
+
     def _to_all(self, instruction: Any) -> None:
         for trainer in list(self._s.trainers.values()):
             self._send(trainer, instruction)
@@ -870,6 +919,7 @@ class Keeper:
             protected=self._s.protected,
             peers=self._peers.connected,
             claimed_by=self._s.claimed_by,
+            sealing=self._boundary.is_active,
         )
         with contextlib.suppress(OSError):
             connection.send(status)
@@ -898,7 +948,7 @@ class Keeper:
             ranks = {
                 rank: Watched(pid=trainer.pid, memory=self._memory.of(rank))
                 for rank, trainer in self._s.trainers.items()
-                if not trainer.leaving
+                if not trainer.leaving and not self._boundary.is_active
             }
             alone = all(len(ranks) == self._world_size(rank) for rank in ranks)
             self._hangs.look(now_s, ranks, alone=alone, kill=self._ends_stuck)

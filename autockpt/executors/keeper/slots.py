@@ -31,6 +31,8 @@ CELL_DRAINED = 8
 CELL_BEAT_NS, CELL_BEATS, CELL_DOING = 9, 10, 11
 """Newest sign of progress (CLOCK_MONOTONIC in ns), their number, and what the rank does
 (`hangs.pace.DOINGS`)."""
+CELL_HELD = 12
+"""Step of the boundary whose state the rank has, from its record on to the next change; else 0."""
 CELL_COPIED = 64
 """From here on one cell a slot: the copied prefix of its image."""
 MAX_SLOTS = 64
@@ -46,6 +48,8 @@ class RankMemory:
     rank: int
     board: Arena | None = None
     slots: list[Arena] = field(default_factory=list)
+    records: list[Arena] = field(default_factory=list)
+    """Of boundaries, as in `saving.boundary_record`; empty: the rank makes none."""
     chunk_bytes: int = 0
     trailer_bytes: int = 0
     room: Room | None = None
@@ -75,6 +79,13 @@ class RankMemory:
         if self.board is not None:
             self.board.let_go()
         self.board = board
+        self.take_records([])
+
+    def take_records(self, records: list[Arena]) -> None:
+        """From now on the rank records its boundaries there."""
+        for record in self.records:
+            record.close()
+        self.records = records
 
     def cell(self, index: int) -> int:
         """A number on the board, 0 without a board."""
@@ -84,6 +95,11 @@ class RankMemory:
     def copied(self, slot: int) -> int:
         """Copied prefix of the image in a slot."""
         return self.cell(CELL_COPIED + slot)
+
+    def set_copied(self, slot: int, nbytes: int) -> None:
+        """In place of a trainer that is dead."""
+        if self.board is not None:
+            self.board.view.cast("Q")[CELL_COPIED + slot] = nbytes
 
     def set_drained(self, board: Arena | None, nbytes: int) -> None:
         """Tells the trainer with `board` how far its streamed image is through."""

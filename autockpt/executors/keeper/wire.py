@@ -27,7 +27,7 @@ from autockpt.values.record import from_data, parse_json, to_data
 
 MAX_FRAME_BYTES = 16 * 2**20
 MAX_DESCRIPTORS = 64
-WIRE_VERSION = 16
+WIRE_VERSION = 17
 _TEMPORARY = ("/tmp", "/var/tmp")
 """Where nothing else is named."""
 
@@ -221,6 +221,42 @@ class SnapshotTorn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecordsGiven:
+    """Comes with one descriptor per record of boundaries, as in `saving.boundary_record`."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealBoundary:
+    """Other ranks are dead: save the boundary whose state this rank has, and theirs.
+
+    Comes with one descriptor per rank in `ranks`: its slot, which holds its boundary group.
+    """
+
+    rank: int
+    generation: Generation
+    ranks: tuple[int, ...]
+    """Dead ranks; a survivor that holds all that one stored writes it."""
+    replicas: tuple[str, ...]
+    """By dead rank, the digest of what it shared, as in its record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundarySealed:
+    """Answer to SealBoundary, behind the messages of the rank's own snapshot."""
+
+    rank: int
+    generation: Generation
+    ranks: tuple[int, ...] = ()
+    """Dead ranks whose shards this one wrote."""
+    replicas: tuple[protocol.ReplicaProof, ...] = ()
+    """For these shards, as in SnapshotCopied."""
+    refusal: str = ""
+    """Why nothing was sealed; empty: it was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerResumed:
     """The restored state is in place; for telemetry and the failure log."""
 
@@ -358,11 +394,14 @@ class Status:
     """Nodes whose keepers are connected to this one."""
     claimed_by: protocol.Incarnation | None = None
     """Start of the job that the directory is claimed for; None: this keeper has not claimed it."""
+    sealing: bool = False
+    """A rank died, and the others are to live until their last boundary is sealed."""
 
 
 _OWN = (
     Hello, SlotsWanted, SlotsGiven, NeighbourSlots, ReadingMemory, GatheringBegan, ChunksWanted,
     ChunksLent, SlotsRefused, SnapshotBegan, SnapshotCopied, SnapshotTorn, TrainerResumed,
+    RecordsGiven, SealBoundary, BoundarySealed,
     TrainerFailing, TrainerLeaving, ReceiveShard, ReceiverListens, SendShard, AbandonExchange,
     ExchangeEnded, StateSuspect, StatusWanted, StorageStands, Status,
 )  # fmt: skip

@@ -46,6 +46,7 @@ from autockpt.executors.snapshot.copy_plan import (
     tensors_now,
 )
 from autockpt.executors.snapshot.device import DeviceCopier, DeviceRead, GatedCopy, device_of
+from autockpt.executors.snapshot.held_boundary import HeldBoundary, HoldPlan
 from autockpt.executors.snapshot.optimizer_hooks import CanaryGroup, StateProof
 from autockpt.executors.snapshot.replica_check import ReplicaReader, finish_device
 from autockpt.executors.snapshot.replica_shares import Agreement, Place, Shares, take_shares
@@ -153,6 +154,7 @@ class Snapshotter:
         self.engine = CopyEngine()
         self.layout: Layout | None = None
         self._recipe: CopyPlan | None = None
+        self._hold_plan: HoldPlan | None = None
         self._extra_bytes = 0
         self._text = SkeletonText()
         self._sampler, self._probe = TearChecker(), Probe()
@@ -334,6 +336,37 @@ class Snapshotter:
             self._start(snapshot, lazy=lazy)
         snapshot.boundary_stall_s = time.monotonic() - start
         return snapshot
+
+    def hold(
+        self,
+        progress: dict[str, Any],
+        room: Callable[[Layout], Arena | None],
+        *,
+        rng: Any = None,
+    ) -> HeldBoundary | None:
+        """Copies the boundary group alone, to where `room` says; None: it says nowhere.
+
+        Only where every lazy tensor is in host memory, and another rank of this node holds it too.
+        `rng` replaces the random state of now.
+        """
+        if self._recipe is not None and not self._holds(self._recipe).is_possible:
+            return None
+        inventory = self.state.at_boundary()
+        boundary, text, held = self._gather(inventory, progress, rng)
+        recipe = self._planned(inventory, boundary, text, held)
+        plan = self._holds(recipe)
+        record = room(recipe.layout) if plan.is_possible else None
+        if record is None:
+            return None
+        self._write_boundary(record, recipe, boundary, text, wait=True)
+        plan.record_own(record)
+        replicas = [group.take(self._noted) for group in recipe.shares.groups]
+        return HeldBoundary(plan, record, replicas)
+
+    def _holds(self, recipe: CopyPlan) -> HoldPlan:
+        if self._hold_plan is None or self._hold_plan.recipe is not recipe:
+            self._hold_plan = HoldPlan(recipe)
+        return self._hold_plan
 
     def _noted(self, group: CanaryGroup) -> bytes | DeviceRead:
         """Canaries as of now, on the host or on their way to it."""

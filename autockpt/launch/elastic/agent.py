@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,8 +87,13 @@ class Watch:
         if self._request.mode == "run" and not self._keeper.started:
             self._keeper.start(node)
 
-    def look(self) -> None:
-        """At every tick of the agent, while the ranks run."""
+    def look(self, ranks: Iterable[int]) -> None:
+        """At every tick of the agent, while the ranks run; `ranks`: their processes.
+
+        When one has ended, the agent ends the others.
+        """
+        if any(_has_ended(pid) for pid in ranks):
+            self._keeper.await_seal()
         self.standbys.tick()
         self._incidents.look(self._keeper.node)
 
@@ -185,6 +190,16 @@ class Watch:
         self._console.block("\n".join(lines))
 
 
+def _has_ended(pid: int) -> bool:
+    """The process is gone, and torchelastic has not looked yet."""
+    try:
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        ended = os.waitid(os.P_PID, pid, options)
+    except OSError:
+        return False
+    return ended is not None and ended.si_status != 0
+
+
 def _trained(run: RunDirectory) -> int | None:
     """Steps of the run and of those that processes in it have of their own: a sweep's progress."""
     every = [run, *(RunDirectory(path) for path in own_runs(run.path))]
@@ -255,7 +270,7 @@ def agent_class(api: Any, watch: Watch) -> Iterator[None]:
 
         def _monitor_workers(self, worker_group: Any) -> Any:
             with signals_wait():
-                watch.look()
+                watch.look(self._pcontext.pids().values() if self._pcontext else ())
             result = super()._monitor_workers(worker_group)
             left = self._remaining_restarts
             with signals_wait():

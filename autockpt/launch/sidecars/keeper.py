@@ -7,6 +7,8 @@ from autockpt.launch.elastic.signals import Interrupted
 from autockpt.run_directory import RunDirectory
 
 WAIT_S = 60.0
+SEAL_S = 6.0
+LOOK_S = 0.01
 SHORT_S = 0.2
 """It is told in any case, and waited for this long: with nothing left to do it is gone by then."""
 
@@ -52,6 +54,19 @@ class KeeperBeside:
                 f"the keeper did not start ({error}); attach tries again, and the training goes on "
                 "without protection if that fails too"
             )
+
+    def await_seal(self) -> None:
+        """A rank has died: the others live until their last boundary is sealed, or cannot be."""
+        if self._node is None:
+            return
+        from autockpt.executors.keeper.launch import keeper_status
+
+        deadline = time.monotonic() + SEAL_S
+        while time.monotonic() < deadline:
+            status = keeper_status(str(self._run.path), self._node)
+            if status is None or not status.sealing:
+                return
+            time.sleep(LOOK_S)
 
     def release(self, by_s: float | None = None) -> None:
         """Tell it to leave when everything is on disk, and wait for that.

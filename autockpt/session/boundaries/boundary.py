@@ -17,6 +17,7 @@ from autockpt.launch.standby import imports
 from autockpt.session.base import RankState
 from autockpt.session.boundaries.forward_hooks import Forwards
 from autockpt.session.boundaries.iterations import Iterations
+from autockpt.session.boundaries.last_boundary import BoundaryHolder
 from autockpt.session.endings.closing import Closing
 from autockpt.session.endings.stopping import Stopper
 from autockpt.session.place.place_check import PlaceCheck
@@ -44,10 +45,12 @@ class Boundaries:
         plans: PlanFollower,
         stopper: Stopper,
         closing: Closing,
+        holder: BoundaryHolder,
     ) -> None:
         self._rank, self._job, self._client = rank, rank.job, rank.client
         self._iterations, self._position, self._place = iterations, position, place
         self._saver, self._plans, self._stopper, self._closing = saver, plans, stopper, closing
+        self._holder = holder
         self._has_written_imports = False
 
     def watch(self) -> None:
@@ -113,6 +116,7 @@ class Boundaries:
         if optimizer is not None and self._rank.rebuilding is not None:
             self._rank.rebuilding.require()
         self._saver.fence(optimizer)
+        self._holder.release()
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         name = self._rank.live.stepped(optimizer)
@@ -129,6 +133,7 @@ class Boundaries:
                 return
             self._iterations.warn_of_uneven()
             wanted = self._stopper.is_stopping or self._saver.is_due(self._rank.step + 1)
+            wanted = wanted or self._holder.is_wanted(self._rank.step + 1)
             due = self._iterations.rounds.complete and wanted
             self._iterations.before_next = self._position.copy() if due else None
 
@@ -141,6 +146,7 @@ class Boundaries:
             return
         if not self._place.is_placed:
             self._place.require(begun=True)
+        self._holder.release()
         began = self._saver.begin_boundary()
         self._position.look_for_generators(begins=True, trains=True)
         self._rank.live.module_state.note()
@@ -176,7 +182,8 @@ class Boundaries:
             else:
                 self._rank.report_skip(step, "it became due when the next iteration had begun")
             self._rank.open = 0 if whole else self._rank.open + 1
-            self._saver.ask_ahead(step + 1)
+            if not (whole and here and not stops and self._hold(step, before)):
+                self._saver.ask_ahead(step + 1)
         except Exception as error:
             self._saver.flight = None
             if is_from_handler(error):
@@ -190,6 +197,17 @@ class Boundaries:
         if self._client.fenced or self._stopper.is_leaving:
             self._stopper.leave()
         self._require_slots()
+
+    def _hold(self, step: int, before: tuple[Any, Any] | None) -> bool:
+        """Whether the state of this boundary is held.
+
+        The next slot is asked for behind it: a keeper that was asked for a later one grants none
+        for an earlier boundary.
+        """
+        if not self._holder.is_wanted(step):
+            return False
+        generation = self._rank.generation(step)
+        return self._holder.hold(generation, before, lambda: self._saver.ask_ahead(step + 1))
 
     def _write_imports(self) -> None:
         """Writes down for the next incarnation what this one has imported."""

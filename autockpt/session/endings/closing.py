@@ -3,6 +3,7 @@
 import atexit
 import sys
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from autockpt.executors.keeper import wire
@@ -50,8 +51,11 @@ class Closing:
         saver: Saver,
         last: LastCheckpoint,
         plans: PlanFollower,
+        await_seal: Callable[[], None],
     ) -> None:
+        """`await_seal` returns when a failing rank may end."""
         self._rank, self._job, self._client = rank, rank.job, rank.client
+        self._await_seal = await_seal
         self._iterations, self._saver, self._last, self._plans = iterations, saver, last, plans
         self.hooks: OptimizerHooks | None = None
         self.forwards: Forwards | None = None
@@ -89,6 +93,7 @@ class Closing:
             self.finish(final_checkpoint=final_checkpoint, reason="finished")
             return
         self._report_failed(error)
+        self._await_seal()
         alone = self._job.world_size == 1
         self.finish(final_checkpoint=final_checkpoint and alone, reason="error")
 
@@ -185,6 +190,7 @@ class Closing:
         error = getattr(sys, "last_value", None)
         if error is not None:
             self._report_failed(error)
+            self._await_seal()
             self._rank.telemetry.close()
             return
         if self._job.world_size > 1:

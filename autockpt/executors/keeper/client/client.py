@@ -116,6 +116,8 @@ class KeeperClient:
         None: they were not, or the policy does not allow them."""
         self.slots_changed = 0
         """Counts replacements of the slots; 0: none ever came."""
+        self.records: list[Arena] = []
+        """Of boundaries, for the keeper to read if this process dies."""
         self.saves = Saves()
         self.news = threading.Condition()
         """Notified after every message."""
@@ -160,6 +162,27 @@ class KeeperClient:
     def _say_hello(self, connection: wire.Connection) -> None:
         with self._lock:
             connection.send(*self._hello())
+            if self.records:
+                connection.send(*self._records_given())
+
+    def give_records(self, records: list[Arena]) -> bool:
+        """Shows the keeper where this rank records its boundaries; replaces the ones before."""
+        with self._lock:
+            former, self.records = self.records, records
+            for record in former:
+                record.close()
+            connection = self._connection
+            if connection is None:
+                return False
+            try:
+                connection.send(*self._records_given())
+            except OSError:
+                return False
+        return True
+
+    def _records_given(self) -> tuple[wire.RecordsGiven, tuple[int, ...]]:
+        held = tuple(record.fd for record in self.records if record.fd is not None)
+        return wire.RecordsGiven(rank=self.rank), held
 
     def _hello(self) -> tuple[wire.Hello, tuple[int, ...]]:
         """With the board and the slots."""
@@ -420,6 +443,9 @@ class KeeperClient:
             self._chunks_lent[message.number] = message, arenas[0] if arenas else None
         elif isinstance(message, wire.ReceiveShard):
             self.listener.receive_shard(message, Arena.attach(*descriptors, fault=False))
+        elif isinstance(message, wire.SealBoundary):
+            of_dead = [Arena.attach(fd, fault=False) for fd in descriptors]
+            self.listener.seal_boundary(message, of_dead)
         else:
             for fd in descriptors:
                 os.close(fd)

@@ -45,5 +45,10 @@ class KeeperListener:
         """This rank's device receives an image into `memory`, which the listener closes."""
         memory.close()
 
+    def seal_boundary(self, order: wire.SealBoundary, slots: list[Arena]) -> None:
+        """Other ranks died; `slots` are theirs, and the listener closes them."""
+        for slot in slots:
+            slot.close()
+
     def abandon_transfer(self, order: wire.AbandonExchange) -> None:
         """A transfer between devices is not needed any more."""

@@ -164,6 +164,11 @@ class ShardSaves:
         self._journal.snapshot_began(began.generation, began.step, began.at_s)
         self._start_pipeline(began.rank, began.generation, shard)
 
+    def began(self, rank: int, generation: Generation) -> wire.SnapshotBegan | None:
+        """What a rank said of its snapshot of a boundary; None: it has not begun."""
+        shard = self._all.get((rank, generation))
+        return None if shard is None else shard.began
+
     def snapshot_copied(self, message: wire.SnapshotCopied) -> None:
         """Every byte is there, and proven."""
         shard = self._all.get((message.rank, message.generation))
