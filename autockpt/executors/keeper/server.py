@@ -533,7 +533,7 @@ class Keeper:
         self._node_event(p.TrainerLost(rank=trainer.rank, incarnation=trainer.attach.incarnation))
 
     def _look_for_deaths(self) -> None:
-        """Whoever asks has seen one: what it is answered must know of it."""
+        """A launcher that asks has seen a death; the answer must know of it."""
         for trainer in list(self._s.trainers.values()):
             if trainer.process is not None and _is_ready(trainer.process):
                 self._ended(trainer.connection)

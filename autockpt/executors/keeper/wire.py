@@ -239,7 +239,7 @@ class SealBoundary:
     ranks: tuple[int, ...]
     """Dead ranks; a survivor that holds all that one stored writes it."""
     replicas: tuple[str, ...]
-    """By dead rank, the digest of what it shared, as in its record."""
+    """By dead rank, the digest of its shared tensors, as in its record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,7 +82,7 @@ class HeldBoundary:
     """One boundary; made there, and worthless from the next change of the state on."""
 
     def __init__(self, plan: HoldPlan, record: Arena, replicas: list[Agreement]) -> None:
-        """`record` holds header and boundary group, and what no other rank holds."""
+        """`record` holds header and boundary group, and small tensors of this rank alone."""
         self.plan, self.recipe, self.replicas = plan, plan.recipe, replicas
         self._record = record
         self._proof = StateProof(plan.lazy, groups=plan.canaries)

@@ -1,7 +1,7 @@
 """Where the ranks keep compiled code, so that a restart does not compile again.
 
-The folders lie in the run directory and move with it.  Code that a compiler makes for "this
-machine" may not run on another kind, so each kind of machine and each version has its own folder.
+The folders lie in the run directory and move with it.  Code that a compiler makes for
+one kind of machine may not run on another one.  Each kind and each version has a folder of its own.
 A variable that the user has set stays as it is.
 """
 

@@ -39,6 +39,22 @@ LABELS = {
 """Parts in the order in which they happen."""
 
 
+REMEDIES: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("interpreter", "torch"), "a parked process has these done: restart.standby: on"),
+    (("first",), "compiled code that a new machine finds: restart.caches: on"),
+    (("read",), "a checkpoint in memory is read faster than one in storage: memory.interval"),
+    (
+        ("script",),
+        "the script before attach(): its imports, model and data",
+    ),
+    (("launch", "group", "wait"), "the ranks wait for one another: see logs/launcher.log"),
+    (("detect",), "the ranks that live end late: a handler of SIGTERM may hold them"),
+)
+"""(parts, what shortens them), the cheapest first: a setting, then the script, then the system."""
+WORTH_SHARE = 0.15
+"""Of a restart; what saves less is not named."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
     """One way back, from the failure to the end of the first iteration."""
@@ -118,6 +134,18 @@ def _restart(
         total_s=total_s,
         parts={"detect": detect_s, **known},
     )
+
+
+def cheapest_gain(restart: Restart) -> tuple[float, str] | None:
+    """(seconds, what saves up to so many): the first remedy that is worth it.
+
+    None: no part is large enough.
+    """
+    for parts, remedy in REMEDIES:
+        seconds = sum(restart.parts.get(part) or 0.0 for part in parts)
+        if seconds > 0.0 and seconds >= WORTH_SHARE * restart.total_s:
+            return seconds, remedy
+    return None
 
 
 UNSEEN = "before it attached, or as it ended: known by the restart that followed"

@@ -1,9 +1,9 @@
 """The newest boundary, kept so that the death of another rank loses no iteration.
 
 At a boundary this rank records its own small state in memory that its keeper sees: buffers, random
-state, position in the data.  Parameters and moments stay where they are.  If another rank dies
-before the next step of an optimizer, a thread of ours copies them, for this rank and for the dead
-one, while the training thread may stand in a collective.
+state, position in the data.  Parameters and moments stay where they are.  Another rank may
+die before the next step of an optimizer.  Then a thread of ours copies them, for this rank and for
+the dead one; the training thread may stand in a collective.
 """
 
 import threading

@@ -146,10 +146,11 @@ def lost(folder: Path, pids: set[int]) -> int:
     return max(reached) - again[0]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("victim", "dies_at"),
-    [pytest.param(1, 13, id="second"), pytest.param(0, 15, id="first", marks=pytest.mark.slow)],
+    [pytest.param(1, 13, id="second"), pytest.param(0, 15, id="first")],
 )
 def test_a_rank_that_dies_before_the_step_costs_no_iteration(
     tmp_path: Path, victim: int, dies_at: int

@@ -1,8 +1,8 @@
-"""What a rank leaves in shared memory at a boundary, for the case that it dies.
+"""The small state that a rank leaves in shared memory at a boundary, for the case that it dies.
 
 Two records in turn, so that one is whole at any instant.  Each is an image with holes: header,
-boundary group, and what no other rank holds.  Holes take no memory.  The last pages describe the
-record, with a first word that is written last.
+boundary group, and small tensors of this rank alone.  Holes take no memory.  The last pages
+describe the record, with a first word that is written last.
 """
 
 import json

@@ -2,7 +2,8 @@
 
 The keeper answers for the dead rank.  To the protocol this is a save as any other, and a loss that
 it hears of a little later.  The bytes come from the record of the dead rank, and from a rank that
-holds the same parameters and moments.  Where anything does not fit the loss is told as it is.
+holds the same parameters and moments.  Where anything does not fit, the protocol hears of the loss
+at once.
 """
 
 import time
@@ -63,7 +64,7 @@ class _Attempt:
     generation: Generation | None = None
     """None: it is not known yet."""
     unwritten: set[int] = field(default_factory=set)
-    """Dead ranks whose shard nobody has written yet."""
+    """Dead ranks whose shard is not written yet."""
 
 
 class LastBoundary:
@@ -80,7 +81,7 @@ class LastBoundary:
         lost: Callable[[Any], None],
         report: Callable[[Generation | None, tuple[int, ...], float, str], None],
     ) -> None:
-        """`lost` is told of each dead trainer in the end; `report` of the outcome."""
+        """`lost` gets each dead trainer in the end, and `report` the outcome."""
         self._state, self._memory, self._shards = state, memory, shards
         self._tell, self._send, self._lost, self._report = tell, send, lost, report
         self._attempt: _Attempt | None = None
@@ -91,7 +92,7 @@ class LastBoundary:
         return self._attempt is not None
 
     def put_off(self, gone: Lost, trainers: Mapping[int, Lost]) -> bool:
-        """Whether the loss of this trainer is told later, by `lost`."""
+        """True: `lost` gets this trainer later."""
         attempt = self._attempt
         if attempt is not None and gone.rank in attempt.dead:
             return attempt.dead[gone.rank] is gone
@@ -179,7 +180,7 @@ class LastBoundary:
         return None if slot is None or slot.doomed else slot.index
 
     def answered(self, message: wire.BoundarySealed) -> None:
-        """A survivor has sealed its own shard, and written those of dead ranks; or it cannot."""
+        """A survivor has sealed its own shard and written shards of dead ranks; or it cannot."""
         attempt = self._attempt
         if attempt is None or attempt.generation != message.generation:
             return
@@ -191,7 +192,7 @@ class LastBoundary:
             self._seal(rank, message)
 
     def _seal(self, rank: int, message: wire.BoundarySealed) -> None:
-        """The shard of a dead rank is whole: what it would have told is told for it."""
+        """The shard of a dead rank is whole: the keeper reports it in the place of the rank."""
         memory, generation = self._memory.of(rank), message.generation
         found = whole_records(memory.records).get(generation)
         slot = self._state().ranks[rank].slots.writing(generation)

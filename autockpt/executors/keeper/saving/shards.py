@@ -165,7 +165,7 @@ class ShardSaves:
         self._start_pipeline(began.rank, began.generation, shard)
 
     def began(self, rank: int, generation: Generation) -> wire.SnapshotBegan | None:
-        """What a rank said of its snapshot of a boundary; None: it has not begun."""
+        """The message with which a snapshot began; None: it has not begun."""
         shard = self._all.get((rank, generation))
         return None if shard is None else shard.began
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autockpt.reports.analysis.restarts import LABELS, restarts
+from autockpt.reports.analysis.restarts import LABELS, Restart, cheapest_gain, restarts
 from autockpt.reports.formats.renderers import report
 from autockpt.reports.model import build
 from autockpt.values.telemetry import Event, FailureObserved, FirstIterationEnded, RunStarted
@@ -84,3 +84,30 @@ def test_page_and_text_show_the_parts() -> None:
         assert label in page
         assert (label in text) == (model.restarts[-1].parts[name] is not None)
     assert "was not told apart" in page
+
+
+def whole(**parts: float | None) -> Restart:
+    """A restart of these parts, seconds."""
+    known = [seconds for seconds in parts.values() if seconds is not None]
+    return Restart(failed_at_s=1.0, rank=0, total_s=sum(known), parts=parts)
+
+
+def test_the_cheapest_gain_is_a_setting_before_it_is_work() -> None:
+    """A larger part that only the script can shorten comes behind it."""
+    gain = cheapest_gain(whole(detect=0.2, interpreter=0.5, torch=1.5, script=6.0, first=0.1))
+    assert gain is not None
+    assert gain[0] == 2.0
+    assert "restart.standby" in gain[1]
+
+
+def test_without_imports_the_script_is_the_next_gain() -> None:
+    """As behind a parked process."""
+    gain = cheapest_gain(whole(interpreter=0.0, torch=0.0, script=2.0, first=0.1, wait=None))
+    assert gain is not None
+    assert (gain[0], "script" in gain[1]) == (2.0, True)
+
+
+def test_a_restart_of_nothing_gains_nothing() -> None:
+    """Nothing is divided by its length."""
+    assert cheapest_gain(whole()) is None
+    assert cheapest_gain(whole(script=None)) is None
