@@ -143,9 +143,21 @@ def test_values_that_are_no_numbers_are_none(odd: object) -> None:
 
 def test_what_is_kept_by_distance_has_an_age() -> None:
     """The newest stay however old they are."""
-    entries = [entry(2, step) for step in (0, 3, 6, 9)]
-    assert gone(entries, 1, keep_every_s=3.0, ttl_s=5.0) == ["2-0", "2-3"]
-    assert gone(entries, 3, keep_every_s=3.0, ttl_s=1.0) == ["2-0"]
+    entries = [entry(2, step) for step in (0, 3, 6, 9, 10, 11)]
+    assert gone(entries, 1, keep_every_s=3.0, ttl_s=5.0) == ["2-0", "2-3", "2-10"]
+    assert gone(entries, 5, keep_every_s=3.0, ttl_s=1.0) == ["2-0"]
+
+
+@pytest.mark.parametrize("jump_s", [3.2e8, -3.2e8])
+@pytest.mark.parametrize("at", [1, 4, 5])
+def test_a_clock_that_is_wrong_for_a_while_expires_nothing(jump_s: float, at: int) -> None:
+    """Ten years ahead or behind: what was kept by distance stays, or it is gone for good."""
+    times = [0.0, 3.0, 6.0, 9.0, 12.0, 15.0]
+    times[at] += jump_s
+    entries = [entry(2, step, created_s=s) for step, s in enumerate(times)]
+    kept = {"2-0", "2-1", "2-2", "2-3", "2-4", "2-5"} - {*gone(entries, 1, keep_every_s=3.0)}
+    with_age = gone(entries, 1, keep_every_s=3.0, ttl_s=100.0)
+    assert not kept & {*with_age}
 
 
 def test_pinned_ones_stay_with_their_bases() -> None:

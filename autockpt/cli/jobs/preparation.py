@@ -58,13 +58,11 @@ def check(request: Request, *, same_job: bool = False) -> None:
         raise ConfigError("--fresh and --resume-from contradict each other; drop one")
     if same_job and request.run_dir is None:
         raise ConfigError("--same-job: which run? add --run-dir DIR")
-    if request.resume_from is not None:
-        Generation.from_name(request.resume_from)
-        if request.run_dir is None:
-            raise ConfigError(
-                f"--resume-from {request.resume_from}: which run? add --run-dir DIR "
-                "(`autockpt ls DIR` lists its checkpoints)"
-            )
+    if request.resume_from is not None and request.run_dir is None:
+        raise ConfigError(
+            f"--resume-from {request.resume_from}: which run? add --run-dir DIR "
+            "(`autockpt ls DIR` lists its checkpoints)"
+        )
 
 
 def goal_of(
@@ -100,6 +98,7 @@ def placed(request: Request, console: Console | None) -> Request:
     Raises ConfigError where the run that is there is of another script.
     """
     say: Callable[[str], None] = console.say if console else _say_nothing
+    request = _with_generation(request)
     info = None if request.run_dir is None else RunDirectory(request.run_dir).read_info()
     if info is None or request.run_dir is None or request.fresh:
         return request
@@ -124,6 +123,32 @@ def placed(request: Request, console: Console | None) -> Request:
             f"own in {own} (--same-job goes on with the one in {request.run_dir})"
         )
     return placed(replace(request, run_dir=own, suffix=request.suffix + suffix), console)
+
+
+def _with_generation(request: Request) -> Request:
+    """The request with the checkpoint that `--resume-from` names by its pin.
+
+    Raises ConfigError where no checkpoint has that pin.
+    """
+    from autockpt.executors.storage.catalogue import list_generations
+
+    wanted, run_dir = request.resume_from, request.run_dir
+    if wanted is None or run_dir is None:
+        return request
+    with contextlib.suppress(ConfigError):
+        Generation.from_name(wanted)
+        return request
+    goal = goal_of(run_dir, request.policy, request.settings, scale_of(request.launching))
+    folder = os.fspath(RunDirectory(run_dir).checkpoints(goal))
+    records = list_generations(folder) if os.path.isdir(folder) else []
+    pins = {record.pinned: record.name for record in records if record.pinned}
+    if wanted not in pins:
+        known = ", ".join(sorted(pins)) or "none"
+        raise ConfigError(
+            f"--resume-from {wanted}: expected the name of a checkpoint or of a pin; pins in "
+            f"{folder}: {known} (`autockpt ls {run_dir}`)"
+        )
+    return replace(request, resume_from=pins[wanted])
 
 
 def _say_nothing(text: str) -> None:

@@ -47,7 +47,9 @@ srun --ntasks-per-node=1 autockpt run --nproc-per-node 8 train.py  # several nod
     "--run-dir", metavar="DIR", help="Where the run lives; resumes the one that is there."
 )
 @click.option("--fresh", is_flag=True, help="Start from scratch; keep old checkpoints.")
-@click.option("--resume-from", metavar="GENERATION", help="Roll back to this checkpoint.")
+@click.option(
+    "--resume-from", metavar="NAME", help="Roll back to this checkpoint, or to that with this pin."
+)
 @click.option(
     "--same-job", is_flag=True, help="Resume the run in --run-dir, though it had other arguments."
 )

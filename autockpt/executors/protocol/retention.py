@@ -12,7 +12,7 @@ Source: docs/protocol.md, rule 10.
 
 import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Set
 
 from autockpt.executors.protocol.messages import CatalogueEntry, Record, TermParent
 from autockpt.executors.protocol.selection import on_lineage
@@ -20,6 +20,8 @@ from autockpt.values.errors import ConfigError
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Retention
 
+CONFIRMED_BY = 3
+"""Newest checkpoints that agree on the time: one of them may be of a wrong clock."""
 SUCCESSORS = 4
 """Steps between now and `reach_s` ago at which a generation is kept for later."""
 
@@ -136,9 +138,23 @@ def _kept_by_distance(counted: list[CatalogueEntry], retention: Retention) -> fr
             kept.add(entry.generation)
     if retention.ttl_s is None or not counted:
         return frozenset(kept)
-    newest_s = counted[-1].created_s
-    old = (e.generation for e in counted if newest_s - e.created_s > retention.ttl_s)
-    return frozenset(kept.difference(old))
+    return frozenset(kept.difference(_old(counted, kept, retention.ttl_s)))
+
+
+def _old(
+    counted: list[CatalogueEntry], kept: Set[Generation], ttl_s: float
+) -> Iterator[Generation]:
+    """The ones of `kept` that are older than `ttl_s`, by clocks of which some may be wrong.
+
+    None is older than one that was made before it, and the newest agree on the time.  So a clock
+    that is far ahead or behind for a while expires nothing.
+    """
+    now_s = min(entry.created_s for entry in counted[-CONFIRMED_BY:])
+    made_s = -math.inf
+    for entry in (entry for entry in counted if entry.generation in kept):
+        made_s = max(made_s, entry.created_s)
+        if now_s - made_s > ttl_s:
+            yield entry.generation
 
 
 def _kept_behind(counted: list[CatalogueEntry], retention: Retention) -> frozenset[Generation]:

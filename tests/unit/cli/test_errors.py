@@ -33,7 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (
             ["run", "--resume-from", "latest", "--run-dir", "r", "t.py"],
             78,
-            "is no name of a checkpoint",
+            "or of a pin",
         ),
         (["run", "--nnodes", "x", "t.py"], 78, "expected numbers"),
         (["plan", "--profile", "nowhere"], 78, "no profile"),

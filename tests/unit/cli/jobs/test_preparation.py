@@ -71,6 +71,19 @@ def start(asked: Request) -> Goal:
     return goal
 
 
+def test_a_checkpoint_is_resumed_by_its_pin(storage: Path) -> None:
+    """A name that is neither is refused, and the pins that there are are named."""
+    start(request(policy="first.yaml"))
+    folder = Path(saved(storage, trained_job()))
+    (folder / "PINNED").write_text("paper\n")
+    launching = {"nnodes": "1", "nproc_per_node": "1"}
+    asked = replace(request(), resume_from="paper", launching=launching)
+    assert placed(asked, Console()).resume_from == folder.name
+    assert placed(replace(asked, resume_from=folder.name), Console()).resume_from == folder.name
+    with pytest.raises(ConfigError, match=r"--resume-from papers: .*pins in .*: paper"):
+        placed(replace(asked, resume_from="papers"), Console())
+
+
 def test_a_setting_changes_the_goal_that_the_run_has(storage: Path) -> None:
     """And nothing else of it: not the place, not the limits, not the copies."""
     first = start(request(policy="first.yaml"))
