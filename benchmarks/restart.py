@@ -1,8 +1,8 @@
 """`make bench-restart`: from the death of a rank to the next iteration, in parts.
 
 Two ranks train a tiny model over gloo, and rank 1 is killed.  Contestants, in turns:
-`autockpt run` with a parked process, the same without one, and torchrun's own restart, which begins
-at step 0 because nobody saves for it.
+`autockpt run` with a parked process, the same without one, and torchrun's own restart of a script
+that saves by hand (`torch.save` at every tenth step, to a temporary file that is renamed).
 """
 
 import argparse
@@ -18,17 +18,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from benchmarks.harness import Row, parse, publish, row
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM, COLD, PLAIN = "autockpt, parked", "autockpt, cold", "torchrun"
 PARTS = {
+    "detect_s": "failure noticed", "end_s": "other ranks ended",
     "launch_s": "launcher", "interpreter_s": "interpreter", "torch_import_s": "import torch",
     "process_group_s": "process group", "script_s": "script", "wait_s": "keepers, other ranks",
-    "read_s": "bytes",
+    "read_s": "bytes", "apply_s": "state put together", "first_s": "first iteration",
 }  # fmt: skip
-NOTES = {PLAIN: "restores nothing: the training begins again at step 0"}
+NOTES = {PLAIN: "saves at every tenth step by torch.save, with neither fsync nor random state"}
 PATIENCE_S = 240.0
 SCRIPT = """
 import os, sys, time
@@ -39,17 +41,29 @@ torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
 model = torch.nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-steps = range(10**9)
-if "AUTOCKPT_RUN_DIR" in os.environ:
+saved, begin = os.path.join(sys.argv[1], "saved.pt"), 0
+ours = "AUTOCKPT_RUN_DIR" in os.environ
+if ours:
     import autockpt
     steps = autockpt.attach(model=model, optimizer=optimizer).steps(10**9)
+else:
+    if os.path.exists(saved):
+        state = torch.load(saved)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        begin = state["step"]
+    steps = range(begin, 10**9)
 with open(os.path.join(sys.argv[1], f"rank-{dist.get_rank()}"), "a", buffering=1) as log:
     for step in steps:
         model(torch.randn(16, 64)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         time.sleep(0.02)
-        log.write(f"{os.getpid()} {time.monotonic()}\\n")
+        log.write(f"{os.getpid()} {time.monotonic()} {step}\\n")
+        if not ours and step % 10 == 9 and dist.get_rank() == 0:
+            whole = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save({**whole, "step": step + 1}, saved + ".new")
+            os.replace(saved + ".new", saved)
 """
 
 
@@ -60,6 +74,7 @@ class Samples:
     total_s: list[float] = field(default_factory=list)
     parts: dict[str, list[float]] = field(default_factory=dict)
     standby_bytes: list[float] = field(default_factory=list)
+    lost_steps: list[float] = field(default_factory=list)
 
 
 def main() -> None:
@@ -86,6 +101,7 @@ def figures(name: str, samples: Samples) -> list[Row]:
     for part, label in PARTS.items():
         if samples.parts.get(part):
             rows.append(row(name, label, samples.parts[part], "s"))
+    rows.append(row(name, "iterations trained again", samples.lost_steps, "steps"))
     if samples.standby_bytes:
         rows.append(row(name, "memory of a parked process", samples.standby_bytes, "MB"))
     return rows
@@ -110,7 +126,17 @@ def measure(name: str, folder: Path, samples: Samples) -> None:
         os.kill(victim, signal.SIGKILL)
         wait(process, folder, lambda: {pid for pid, _ in lines(folder)} - before)
         samples.total_s.append(next(at for pid, at in lines(folder) if pid not in before) - died_s)
-        for part, seconds in startup(run).items():
+        steps = steps_of(folder)
+        reached = max(step for pid, step in steps if pid in before)
+        again = next(step for pid, step in steps if pid not in before)
+        samples.lost_steps.append(float(reached + 1 - again))
+        parts = startup(run)
+        if parts:
+            parts |= noticed(run, died_s)
+            known = sum(seconds for part, seconds in parts.items() if part != "detect_s")
+            detected = parts.get("detect_s", 0.0)
+            parts["end_s"] = max(0.0, samples.total_s[-1] - known - detected)
+        for part, seconds in parts.items():
             samples.parts.setdefault(part, []).append(seconds)
     finally:
         end(process)
@@ -154,6 +180,32 @@ def lines(folder: Path, rank: int = 0) -> list[tuple[str, float]]:
     return []
 
 
+def steps_of(folder: Path) -> list[tuple[str, int]]:
+    """(process, step) of each iteration of rank 0."""
+    rows = (folder / "rank-0").read_text().split("\n")[:-1]
+    return [(row.split()[0], int(row.split()[2])) for row in rows]
+
+
+def noticed(run: Path, died_s: float) -> dict[str, float]:
+    """When the keeper saw the death, and how long the first iteration took."""
+    events = read_events(run / "telemetry" / "keeper-000.jsonl")
+    seen = [e["at_s"] for e in events if e["event"] == "FailureObserved" and e["at_s"] >= died_s]
+    own = read_events(run / "telemetry" / "rank-00000.jsonl")
+    began = [e["at_s"] for e in own if e["event"] == "RunStarted"][-1]
+    first = [e["at_s"] for e in own if e["event"] == "FirstIterationEnded" and e["at_s"] > began]
+    return {
+        **({"detect_s": min(seen) - died_s} if seen else {}),
+        **({"first_s": first[-1] - began} if first else {}),
+    }
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """A line under way is left out."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+
+
 def parked(launcher: int) -> list[int]:
     """Parked processes that are ready."""
     found = []
@@ -174,10 +226,9 @@ def own_bytes(pid: int) -> int:
 
 def startup(run: Path) -> dict[str, float]:
     """The parts of the newest start of rank 0, as the run tells them."""
-    path = run / "telemetry" / "rank-00000.jsonl"
-    if not path.exists():
+    events = read_events(run / "telemetry" / "rank-00000.jsonl")
+    if not events:
         return {}
-    events = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
     started = [event for event in events if event["event"] == "RunStarted"][-1]
     return {part: started[part] for part in PARTS if started.get(part) is not None}
 
