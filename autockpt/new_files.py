@@ -1,4 +1,4 @@
-"""Modes of new files and directories: set here, never left to the umask.
+"""Modes and largest size of new files: modes are set here, never left to the umask.
 
 A umask of 0 would make everything that a run writes writable by every local user.  The mode of a
 new file is one of two.  `private` is for what the run alone reads: goals, telemetry, logs, locks.
@@ -9,6 +9,7 @@ writable by others.  A umask may take rights away, as everywhere.
 import contextlib
 import errno
 import os
+import resource
 import stat
 
 PRIVATE = 0o600
@@ -46,6 +47,22 @@ def make_directory(path: str | os.PathLike[str], mode: int = READABLE_DIRECTORY)
             os.mkdir(directory, mode if directory == last else READABLE_DIRECTORY)
     if not stat.S_ISDIR(os.stat(os.path.abspath(path)).st_mode):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(path))
+
+
+def size_limit_advice() -> str:
+    """What to do about an EFBIG: name the limit on the size of files that this process has."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if soft == resource.RLIM_INFINITY:
+        return "the file system takes no file of this size; name another place"
+    return f"`ulimit -f` allows files of {soft / 1e6:.3g} MB; raise it with `ulimit -f unlimited`"
+
+
+def raise_size_limit() -> None:
+    """Lifts this process's limit on the size of files to what the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 
 
 def forbid_writing_by_others() -> None:

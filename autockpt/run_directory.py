@@ -630,6 +630,7 @@ def _advice(error: OSError) -> str:
     import errno
 
     return {
+        errno.EFBIG: f"; {new_files.size_limit_advice()}",
         errno.ENOSPC: "; free some space or name another place with --run-dir",
         errno.EDQUOT: "; the quota is used up; name another place with --run-dir",
         errno.EROFS: "; the file system is read-only; name another place with --run-dir",

@@ -135,6 +135,7 @@ def _settle() -> None:
         file.write("-500")
     ask_for_long_slices()
     raise_descriptor_limit()
+    new_files.raise_size_limit()
 
 
 def raise_descriptor_limit() -> None:

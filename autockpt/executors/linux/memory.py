@@ -8,6 +8,7 @@ cgroup limit an allocation is an OOM kill and not an error.
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from autockpt import new_files
 from autockpt.executors.image.layout.room import reserve_bytes
 from autockpt.values.errors import GuardError, NoRoomError
 from autockpt.values.units import format_bytes
@@ -129,8 +131,11 @@ class Arena:
             for start in range(0, size if fault else 0, _FAULT_STEP_BYTES):
                 arena._allocate(start, min(_FAULT_STEP_BYTES, size - start))
             return arena
-        except BaseException:
+        except BaseException as error:
             os.close(fd)
+            if isinstance(error, OSError) and error.errno == errno.EFBIG:
+                needs = f"{name}: needs {format_bytes(size)} of shared memory, which is a file"
+                raise GuardError(f"{needs}: {new_files.size_limit_advice()}") from error
             raise
 
     @classmethod

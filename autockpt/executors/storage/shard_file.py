@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from autockpt import new_files
 from autockpt.executors.linux.direct_io import objection
 from autockpt.executors.linux.memory import PAGE_BYTES, page_align
 from autockpt.values.errors import CorruptCheckpointError, StorageError
@@ -392,6 +393,7 @@ def _storage_error(verb: str, path: str, error: OSError) -> StorageError:
     advice = {
         errno.ENOSPC: "free space or lower keep.last; older checkpoints are untouched",
         errno.EDQUOT: "the quota is used up; older checkpoints are untouched",
+        errno.EFBIG: f"{new_files.size_limit_advice()}; older checkpoints are untouched",
         errno.EROFS: "the file system is read-only; name another disk.path",
         errno.EACCES: "no permission; name another disk.path or fix its owner",
     }.get(error.errno or 0, "older checkpoints are untouched")

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -13,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from autockpt import new_files
 from autockpt.executors.linux import direct_io
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.storage.shard_file import ImageFile, ImageReader, run_parallel
+from autockpt.values.errors import GuardError, StorageError
 from tests.contracts.store_contract import CHUNK, StoreContract
 
 
@@ -201,3 +204,19 @@ def test_the_first_failure_stops_the_hand_out_and_is_raised(workers: int) -> Non
         run_parallel(range(10_000), work, workers=workers)
     assert threading.active_count() == before
     assert len(begun) < 10_000
+
+
+def test_a_limit_on_the_size_of_files_is_named(tmp_path: Path) -> None:
+    """`ulimit -f` holds for files and for shared memory; both errors say what to raise."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * CHUNK, before[1]))
+    try:
+        with pytest.raises(StorageError, match=r"`ulimit -f` allows .*`ulimit -f unlimited`"):
+            ImageFile(str(tmp_path / "shard"), allocate_bytes=4 * CHUNK, direct=False)
+        with pytest.raises(GuardError, match=r"slot: needs .*`ulimit -f unlimited`"):
+            Arena.create_shared(4 * CHUNK, name="slot")
+        new_files.raise_size_limit()
+        assert resource.getrlimit(resource.RLIMIT_FSIZE) == (before[1], before[1])
+        Arena.create_shared(4 * CHUNK, name="slot").close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
