@@ -89,6 +89,8 @@ def test_a_program_sees_what_it_sees_of_a_cold_start(
         "print(",
         "import random, numpy; random.random(); numpy.random.random()",
         "import atexit, sys; atexit.register(lambda: print(sys.last_value)); 1 / 0",
+        "import atexit, os; mine = [os.dup(1) for _ in range(40)]\n"
+        "atexit.register(lambda: print([os.fstat(number).st_mode for number in mine]))",
     ],
 )
 def test_a_program_ends_as_from_a_cold_start(source: str, tmp_path: Path) -> None:

@@ -372,6 +372,11 @@ def _serve(sock: socket.socket, keepers: "forked_keepers.Nursery | None" = None)
                 os._exit(0)
             os.close(go[1])
             os.read(go[0], 1)  # ends when the one in the middle has
+            # Descriptors are closed by number soon.  An object that still holds one would close
+            # the number once more when it goes, and by then a file of the program has it.
+            sock.detach()
+            if keepers is not None:
+                keepers.forget()
             return asked
         os.close(told[1])
         os.waitpid(middle, 0)

@@ -58,6 +58,10 @@ class Nursery:
                     self._carry_out(asking, json.loads(text), fds[0])
                     asking.send(b"done")
 
+    def forget(self) -> None:
+        """In a process that closes its descriptors by number: the listener holds none any more."""
+        self._listener.detach()
+
     def leave(self) -> None:
         """In a trainer: its keepers come from here, if its environment says so."""
         self._listener.close()
