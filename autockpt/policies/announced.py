@@ -1,11 +1,11 @@
-"""An end that is announced (a signal, a preemption notice): what there is time for.
+"""Announced ends (a signal, a preemption notice): which work still fits before the end.
 
-    grace       from the announcement to the end: what the policy, Slurm and the launcher say
-    leave       grace less a margin; the ranks are gone by then
-    checkpoint  of the coming boundary, if iteration + stall + time until durable fit in front of it
-    give up     without that checkpoint by then, the newest one in memory is written instead
+        grace       time from announcement to end, by policy, Slurm and launcher
+        leave       grace less a margin; the ranks are gone by then
+        checkpoint  of the coming boundary, if iteration + stall + time until durable fit before it
+        give up     without that checkpoint by then, the newest one in memory is written instead
 
-An announcement costs at most what does not fit: the iteration that is under way.
+An announcement costs at most the work that does not fit: the iteration that is under way.
 """
 
 from dataclasses import dataclass
@@ -16,25 +16,25 @@ from autockpt.values.units import format_duration
 DEFAULT_GRACE_S = 30.0
 """What Kubernetes, Slurm (KillWait) and torchrun leave by default between SIGTERM and SIGKILL."""
 NEAR_S = 900.0
-"""An end of the allocation that is nearer is what a signal announces; one that is further off has
-nothing to do with it, and at the end itself Slurm grants its KillWait."""
+"""A signal announces an allocation end that is nearer than this.  A later end is unrelated, and at
+the end itself Slurm grants its KillWait."""
 AT_THE_END_S = 5.0
 FLUSH_SHARE = 0.1
-"""Of the time: at least this much is left for what is in memory."""
+"""Fraction of the time that is reserved for writing the checkpoint in memory."""
 MARGIN_S, MARGIN_SHARE = 5.0, 0.2
 """Kept back of a grace: to say how it ended, and for a machine that goes a little early."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherTimes:
-    """What a launcher does by when; seconds from the announcement, ascending."""
+    """The steps of a launcher after an announcement and their times; seconds, ascending."""
 
     ranks_s: float
     """Ranks that have not left are killed; they leave by themselves before (`leave_s`)."""
     keeper_s: float
     """The keeper, which writes what the ranks left in memory, is waited for no longer."""
     over_s: float
-    """The launcher is gone, whatever hangs: what was announced."""
+    """The time by which the launcher has exited, even if a process hangs: the announced time."""
 
 
 def launcher_times(grace_s: float) -> LauncherTimes:
@@ -63,12 +63,12 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What is done about an announcement.  Times in seconds from the announcement."""
+    """The response to an announcement.  Times in seconds from the announcement."""
 
     saves: Literal["boundary", "memory"]
     """The coming boundary's checkpoint, or the newest one that is in memory."""
     give_up_s: float
-    """What is in memory is written from then on, whatever was hoped for; 0: at once."""
+    """Time from which the checkpoint in memory is written instead of a new one; 0: at once."""
     leave_s: float
     """The process has left by then."""
     reason: str
@@ -80,7 +80,7 @@ def grace_s(
     """Seconds from an announcement to the end, > 0.
 
     `notice_s`: as the policy says (`failures.notice`).  `allocation_left_s`: until Slurm's
-    allocation ends.  `launcher_s`: what a launcher waits for its ranks.  None: not known.
+    allocation ends.  `launcher_s`: how long a launcher waits for its ranks.  None: not known.
     """
     left = allocation_left_s
     near = left is not None and AT_THE_END_S < left <= NEAR_S
@@ -96,7 +96,7 @@ def leave_s(grace_s: float) -> float:
 
 
 def answer(grace_s: float, pace: Pace) -> Answer:
-    """What a grace of `grace_s` seconds is used for."""
+    """Return how a grace of `grace_s` seconds is used."""
     leave = leave_s(grace_s)
     durable_s = pace.durable_s
     if pace.needed_s > leave:

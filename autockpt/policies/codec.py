@@ -1,25 +1,26 @@
 """Compression, by tensor class: none, or the measured codec that outruns the storage it feeds.
 
-W writers each encode a chunk and then write it.  k of them encode at min(k, E) B_codec, where E is
-what encoders are worth beside this job's training, as the profile measured it; the storage takes
-B_link / rho of raw bytes, rho = encoded / raw.  A writer waits where the others are before it, so
-raw bytes pass at the rate of a closed network of two stations with W customers:
+W writers each encode a chunk and then write it.  k of them encode at min(k, E) B_codec.  E is the
+measured speed of all encoders beside this job's training, in encoders with an idle core.  The
+storage takes B_link / rho of raw bytes, rho = encoded / raw.  A writer waits where the others are
+before it.  Raw bytes therefore pass at the rate of a closed network of two stations with W
+customers:
 
-    B = G(W - 1) / G(W)     G(n) = sum over k <= n of (rho / B_link)^(n-k) prod_{j <= k} 1 / B_j
-                            B_j = min(j, E) B_codec
+        B = G(W - 1) / G(W)   G(n) = sum over k <= n of (rho / B_link)^(n-k) prod_{j <= k} 1 / B_j
+                              B_j = min(j, E) B_codec
 
-With many writers that is the pipelined rule, min(E B_codec, B_link / rho); with one it is the
-serial one, which pays if and only if B_codec > B_link / (1 - rho).  Encoding pays where
-B > 1.05 B_link and the training hardly feels it: encoders slow iterations down by at most 3 % while
-a checkpoint is written.  Where nobody measured encoders beside the training, they keep less than a
-tenth of a core busy.  What they slow it down by is a cost of the checkpoint.  Because the best
-interval does not depend on the time until durable, a smaller ratio alone buys nothing: trained fp32
-tensors (rho near 0.83) on a disk of 2 GB/s are written as they are.
+With many writers that is the pipelined rule, min(E B_codec, B_link / rho).  With one writer it is
+the serial rule, which pays if and only if B_codec > B_link / (1 - rho).  Encoding pays where B >
+1.05 B_link and the training hardly feels it: encoders slow iterations down by at most 3 % while a
+checkpoint is written.  If encoders were not measured beside the training, they keep less than a
+tenth of a core busy.  Their slow-down of the training is part of the cost of a checkpoint.  The
+best interval does not depend on the time until durable, so a smaller ratio alone gains nothing.
+Trained fp32 tensors (rho near 0.83) on a disk of 2 GB/s are written raw.
 
 A delta needs its base in memory and, to be read back, on disk.  It is a candidate where every save
-is a disk save, so that the slot of the one before still holds it, and where the interval is no
-longer than the one at which it was measured: differences grow with time.  The chain of bases is as
-long as a restore may take for it.
+is a disk save, because then the previous save is still in its slot.  The interval must not exceed
+the one of the measurement, because differences grow with time.  The chain of bases is as long as a
+restore may take for it.
 
 Source: docs/policy.md, "Codec"; Buzen 1973, closed queueing networks, for B.
 """
@@ -37,12 +38,13 @@ from autockpt.values.units import format_fraction, format_rate
 ADVANTAGE = 1.05
 """An encoder must beat the bare link by this factor: less is within the noise of both measures."""
 SPARE_CORES = 0.1
-"""What encoding may take where nobody measured that beside the training: less than a write does."""
+"""Cores that encoding may take if it was not measured beside the training: less than a write
+takes."""
 FELT = 0.03
-"""What it may slow iterations down by while a checkpoint is written."""
+"""Largest slow-down of iterations by encoding while a checkpoint is written."""
 ASSUMED_WORTH = 0.5
-"""Of encoders that were not measured beside the training, or got nothing done in a tenth of the
-rounds and are asked for all the same: one gets half a core of a busy node."""
+"""E for encoders that were not measured beside the training: one gets half a core of a busy node.
+It also stands for pinned encoders that got nothing done in a tenth of the rounds."""
 
 CHAIN_SHARE, LONGEST_CHAIN = 0.1, 8
 """What bases may add to a recovery from disk, and how many there are at most: all stay on disk."""
@@ -50,7 +52,7 @@ CHAIN_SHARE, LONGEST_CHAIN = 0.1, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecChoice:
-    """Codec by tensor class, what it does to the write, and why."""
+    """Codec by tensor class, its effect on the write, and the reason."""
 
     codec: dict[str, str]
     """Classes that are encoded; a missing class is `none`."""
@@ -66,7 +68,7 @@ class CodecChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipe:
-    """What a chunk passes on its way to storage."""
+    """The stages that a chunk passes on its way to storage."""
 
     link_bytes_per_s: float
     """A rank's share of the storage; 0: not measured."""
@@ -105,13 +107,13 @@ class Pipe:
         return self.slows(measure) > FELT
 
     def slows(self, measure: CodecMeasure) -> float:
-        """What it slows iterations down by while a checkpoint is written; 0 if unknown."""
+        """Slow-down of iterations while a checkpoint is written; 0 if unknown."""
         if not self.slowdown or self.worth <= 0.0:
             return 0.0
         return self.slowdown * self.busy_cores(measure) / self.worth
 
     def saves_s(self, measure: CodecMeasure, count: int) -> float:
-        """Seconds by which `count` bytes are written sooner, less those that the training loses."""
+        """Seconds by which encoding writes `count` bytes sooner, less its cost to the training."""
         through = self.bytes_per_s(measure)
         if through <= 0.0 or self.link_bytes_per_s <= 0.0:
             return 0.0
@@ -129,9 +131,9 @@ def choose_codec(
 ) -> CodecChoice:
     """Codec of each class; a pinned codec is obeyed for every class it was measured on.
 
-    `smallest`: whatever shrinks is encoded, also where bytes as they are would be written sooner.
-    `delta_steps`: iterations between a save and the one before, where that one is still in its
-    slot; None: it is not, and nothing is stored as a difference unless that is pinned.
+    `smallest`: encode every class that shrinks, even where raw bytes would be written sooner.
+    `delta_steps`: iterations since the previous save, if that one is still in its slot.  None: it
+    is not, and only a pin stores differences.
     """
     pipe = _pipe(profile, write, writers)
     pin = goal.pins.codec
@@ -176,10 +178,10 @@ def choose_writing(profile: Profile, goal: Goal) -> tuple[WriteChoice, CodecChoi
 
 
 def _pipe(profile: Profile, write: StorageMeasure | None, writers: int) -> Pipe:
-    """What is uncertain counts against encoding.
+    """Return the pipe of the encoders.
 
-    Its speed is the 10th percentile, its slow-down the 90th; more writers than were measured encode
-    no faster, fewer at least their part.
+    The speed is the 10th percentile and the slow-down the 90th, so uncertainty counts against
+    encoding.  More writers than were measured encode no faster, fewer at least their part.
     """
     link = write.bytes_per_s.mean / ranks_per_node(profile) if write is not None else 0.0
     encoders, beside = profile.encoders, profile.under("encode")

@@ -1,7 +1,7 @@
 """Which codec pays on a storage that is slower or faster than it was when it was profiled.
 
-A run sees how long its checkpoints take, and no profile: what a codec does to a write at each speed
-is worked out before it begins, by the function that chooses the codec of a plan.
+A run observes how long its checkpoints take, but it has no profile.  The function that chooses a
+plan's codec therefore computes each codec's effect at each speed in advance.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ SPEEDS = tuple(2.0**n for n in range(-2, 8))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecAtSpeed:
-    """What would be encoded on a storage of one speed."""
+    """The encoding for a storage of one speed."""
 
     slower: float
     """Times as slow as profiled."""

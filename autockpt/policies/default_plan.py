@@ -1,4 +1,4 @@
-"""The plan of a job nobody has measured: the safe defaults under the user's pins."""
+"""The plan of a job without a profile: the safe defaults under the user's pins."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy
 PROFILING_INTERVAL_STEPS = 8
 """While a run profiles itself: often enough to be measured within its first dozens of steps."""
 SET_SIZE = 4
-"""Of a parity set whose size nobody named: a third of an image on every node."""
+"""Default size of a parity set: a third of an image on every node."""
 
 
 def plan_without_profile(goal: Goal) -> CheckpointPlan:
@@ -49,7 +49,7 @@ def plan_without_profile(goal: Goal) -> CheckpointPlan:
 
 
 def plan_while_measured(goal: Goal) -> CheckpointPlan:
-    """What a run begins with that profiles itself: often enough, unless an interval is pinned."""
+    """Return the plan of a self-profiling run: frequent saves, unless intervals are pinned."""
     plan, pins = plan_without_profile(goal), goal.pins
     if pins.memory_interval_steps is not None or pins.disk_interval_steps is not None:
         return plan
@@ -61,7 +61,7 @@ def plan_while_measured(goal: Goal) -> CheckpointPlan:
 
 
 def _wished(goal: Goal) -> Redundancy:
-    """What was asked for, as small as it may be; nothing by itself, for no link is known."""
+    """Return the requested redundancy at its smallest; none by default, for no link is known."""
     wish, staged = goal.redundancy, goal.pins.schedule == "windows"
     schedule = wish.schedule or ("windows" if staged else "paced")
     rate_bytes_per_s = wish.rate_bytes_per_s or 0.0

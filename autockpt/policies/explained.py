@@ -34,7 +34,7 @@ def staging_choice(
 
 
 def in_flight_sentence(goal: Goal, costs: Costs) -> str:
-    """What a pinned number of checkpoints in flight means for this job; "" where none is."""
+    """Return the effect of a pinned number of checkpoints in flight; "" without a pin."""
     count = goal.pins.in_flight
     if count is None or goal.pins.persist == "sync":
         return ""

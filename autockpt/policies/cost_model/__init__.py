@@ -1,1 +1,1 @@
-"""What a checkpoint costs in time and memory, from a profile."""
+"""Costs of a checkpoint in time and memory, from a profile."""

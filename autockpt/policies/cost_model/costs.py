@@ -1,7 +1,7 @@
-"""What one checkpoint costs: from a profile's measurements, or predicted where one is missing.
+"""Costs of one checkpoint: from a profile's measurements, or predicted where one is missing.
 
-The online controller builds the same `Costs` from what it observes, so that both decide alike.
-Whatever is predicted or assumed instead of measured is said in `notes`.
+The online controller builds the same `Costs` from its observations, so that both decide alike.
+`notes` lists all predictions and assumptions that replace a measurement.
 """
 
 from dataclasses import dataclass, field
@@ -73,7 +73,7 @@ class Costs:
     peers: PeerCosts | None = None
     """None: snapshots stay in this node's memory."""
     notes: tuple[str, ...] = ()
-    """What was predicted or assumed, in sentences."""
+    """Predictions and assumptions, in sentences."""
     samples: dict[str, int] = field(default_factory=dict)
     """By field, how often it was measured; one that is missing was predicted or assumed."""
 
@@ -112,7 +112,7 @@ NO_PEERS = PeerCosts(send_s=0.0, send_high_s=0.0, slowdown_s=0.0, restore_s=0.0,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
-    """What the chosen codecs do to a write and a restore; the default is none."""
+    """Effect of the chosen codecs on a write and a restore; the default is none."""
 
     write_factor: float = 1.0
     """Time of the encoded write over that of the raw one."""
@@ -145,9 +145,9 @@ def profile_costs(
 ) -> Costs:
     """Costs of one checkpoint under `staging`, written as in `write`.
 
-    `stall_s`, `snapshot_s` and `persist_s` of the profile were measured lazily, streaming and
-    asynchronously; any other staging is predicted from the links and the storage grid, unless the
-    profile measured its schedule (`SCHEDULE_WORKS`).
+    The profile measured `stall_s`, `snapshot_s` and `persist_s` with lazy, streaming, asynchronous
+    copies.  Any other staging is predicted from the links and the storage grid, unless the profile
+    measured its schedule (`SCHEDULE_WORKS`).
     """
     notes: list[str] = []
     encoding = encoding or Encoding()
@@ -195,7 +195,7 @@ def profile_costs(
 
 
 def schedule_measure(profile: Profile, schedule: Schedule) -> InterferenceMeasure | None:
-    """What a snapshot in each iteration cost under windows or at the boundary, if measured."""
+    """Measured cost of a snapshot in each iteration under windows or at the boundary, if any."""
     return profile.under(SCHEDULE_WORKS[schedule]) if schedule in SCHEDULE_WORKS else None
 
 
@@ -299,8 +299,8 @@ def _copy_lost_s(
 def _lost_s(profile: Profile, work: str, duration: Distribution) -> float:
     """Seconds of training lost while `work` runs for `duration`.
 
-    sigma = slowdown * iteration / busy: the loss per second of background work, because `slowdown`
-    is that of a whole iteration in which the work ran for `busy_s` only.
+    sigma = slowdown * iteration / busy is the loss per second of background work.  `slowdown` is
+    that of a whole iteration, in which the work ran for `busy_s` only.
     """
     measure = profile.under(work)
     if measure is None:

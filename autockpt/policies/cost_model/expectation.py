@@ -1,8 +1,8 @@
-"""What a plan promises: waste with a 90 % band over the failure rate, stall, recovery.
+"""The promise of a plan: waste with a 90 % band over the failure rate, stall, recovery.
 
-The rate of all interruptions is the sum of two Gamma posteriors (nodes times the rate per node, and
-the job's own); its band takes the Gamma with the same mean and variance, which is exact when one of
-the two dominates.  Within the band the plan stays as it is: what is uncertain is the world.
+The rate of all interruptions is the sum of two Gamma posteriors: nodes times the rate per node, and
+the job's own rate.  Its band takes the Gamma with the same mean and variance, which is exact when
+one of the two dominates.  The plan is the same over the whole band; only the failure rate varies.
 """
 
 import math
@@ -76,8 +76,8 @@ def declared_mtbf_s(failures: FailureRates, goal: Goal) -> float | None:
 def contradicted(failures: FailureRates, goal: Goal) -> str:
     """Why the declared MTBF is not reckoned with; "" where it is, or there is none.
 
-    The record wins where 99 % of its posterior are rates above the declared one, and it has two
-    failures or more: a job that is killed every half minute is not one that lives for eight hours.
+    The record wins if it has two failures or more and 99 % of its posterior are rates above the
+    declared one.  A job that is killed every half minute does not live for eight hours.
     """
     declared_s, events = goal.failures.mtbf_s, failures.per_node.events + failures.per_job.events
     if declared_s is None or events < CONTRADICTING_EVENTS:
@@ -154,7 +154,7 @@ def habit_tiers(habit: Habit, iteration_s: float) -> Tiers:
 
 
 def habit_promise(habit: Habit, iteration_s: float, band: tuple[float, float]) -> Expected:
-    """What the habit promises; `band`: the rate of failures as multiples of its mean."""
+    """The promise of the habit; `band`: the failure rate as multiples of its mean."""
     tiers, steps = habit_tiers(habit, iteration_s), habit.interval_steps
     parts, period_s = tiers.waste(0, steps), tiers.periods_s(0, steps)[1]
     rate = tiers.disk.failures_per_s

@@ -1,4 +1,4 @@
-"""The inputs of a decision as a value, and back: what is stored is what was reckoned with."""
+"""The inputs of a decision as a value that is stored with it and read back."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ def inputs_of(
     memory_on: bool,
     habit: Habit | None = None,
 ) -> DecisionInputs:
-    """What a decision with these costs and rates is made from."""
+    """Return the inputs of a decision with these costs and rates."""
     tiers = tiers_of(costs, split_rates(failures, goal), memory_on=memory_on)
     return DecisionInputs(
         iteration_s=costs.iteration_s,
@@ -111,7 +111,7 @@ MEMORY_ENDS = {
 def doubts(
     failures: FailureRates, recovery: RecoveryTimes, goal: Goal, waste: float
 ) -> tuple[str, ...]:
-    """What a promise of `waste` rests on beside measurements, in sentences."""
+    """Return the assumptions behind a promise of `waste`, besides measurements, in sentences."""
     said = []
     assumed = [
         f"{name} {format_duration(part.value_s)}"

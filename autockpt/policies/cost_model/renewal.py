@@ -1,9 +1,9 @@
-"""What one level of checkpoints brings exactly, failures being Poisson: the judge of the forms.
+"""Exact goodput of one level of checkpoints under Poisson failures: it checks the closed forms.
 
-From one failure to the next is a renewal: an exponential time of mean M, then a recovery of rho
-seconds that a further failure starts anew.  With a checkpoint every T seconds, of which c are its
-cost, recoverable P seconds after it began, the n-th one counts if the failure comes later than
-n T - c + P, so that
+From one failure to the next is a renewal.  It is an exponential time of mean M, then a recovery of
+rho seconds that a further failure starts anew.  A checkpoint begins every T seconds, costs c of
+them, and is recoverable P seconds after it began.  The n-th one counts if the failure comes later
+than n T - c + P, so that
 
     E[checkpoints] = e^(-(P - c) / M) / (e^(T / M) - 1)        E[time] = M e^(rho / M)
 
@@ -59,8 +59,8 @@ def overlap_time(
 ) -> float:
     """Wall time per unit of work in the overlap model; infinite where no work is left.
 
-    Source: T / ((T - (1 - w) C) (1 - (D + R + w C + T / 2) / M)), symbols of `overlap_period_s`;
-    a failure loses half a period and what was done during the copy that it spoiled.
+    Source: T / ((T - (1 - w) C) (1 - (D + R + w C + T / 2) / M)), symbols of `overlap_period_s`.  A
+    failure loses half a period and the work done during the copy that it spoiled.
     """
     _check_overlap(checkpoint_s, work_rate, recover_s, mtbf_s)
     working_s = period_s - (1.0 - work_rate) * checkpoint_s

@@ -26,7 +26,8 @@ TOLERANCE = 1e-3
 
 INTERVALS = ("memory.interval", "disk.interval")
 BAND = 1.025
-"""Intervals are flat: 1.25 times off the best cost 2.5 % of the tunable waste, and nobody minds."""
+"""Intervals are flat: 1.25 times off the best cost 2.5 % of the tunable waste, which is
+negligible."""
 APART = 1.25
 
 Decide = Callable[[Profile, Goal], Decision]
@@ -41,7 +42,7 @@ class Flip:
     """A name of `INPUTS`."""
     factor: float
     becomes: str
-    """What would be chosen then."""
+    """The choice after the change."""
 
 
 def even_failures(tiers: Tiers, chosen: tuple[int, int], other: tuple[int, int]) -> float | None:
@@ -59,8 +60,8 @@ def even_failures(tiers: Tiers, chosen: tuple[int, int], other: tuple[int, int])
 def flips(profile: Profile, goal: Goal, decision: Decision, decide: Decide) -> tuple[Flip, ...]:
     """The nearest flips of every choice, by input.  `decide` is what made the decision.
 
-    Intervals follow every input by a step or two; they count as another choice when keeping the old
-    ones would cost `BAND` of the tunable waste more, or a limit moves them by `APART`.
+    Intervals follow every input by a step or two.  They count as another choice when keeping the
+    old ones would cost `BAND` of the tunable waste more, or a limit moves them by `APART`.
     """
     found: list[Flip] = []
     for name, scale in INPUTS.items():
@@ -75,13 +76,13 @@ def flips(profile: Profile, goal: Goal, decision: Decision, decide: Decide) -> t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _World:
-    """What is decided when one input is scaled."""
+    """The decision when one input is scaled."""
 
     decision: Decision
     tiers: Tiers
 
     def instead(self, choice: Choice, plan: CheckpointPlan) -> str:
-        """What is chosen now in place of `choice`; "" if it stands."""
+        """Return the choice that now replaces `choice`; "" if it stands."""
         now = self.decision.choice(choice.name)
         if now is None or now.chosen == choice.chosen:
             return ""
@@ -209,7 +210,7 @@ INPUTS: dict[str, Callable[[Profile, Goal, float], tuple[Profile, Goal]]] = {
     "host memory": _memory,
     "time to peers": _network,
 }
-"""What is scaled: name, and the profile and goal with it `factor` times as large."""
+"""Scaled inputs: the name, and the profile and goal with that input `factor` times as large."""
 
 
 def _times(measured: Distribution | None, factor: float) -> Distribution | None:

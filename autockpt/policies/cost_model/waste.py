@@ -4,11 +4,12 @@
     c = sum_i (s_i + sigma_i P_i) / T_i        f = sum_i Lambda_i (T_i / 2 + P_i + s_i + D + R_i)
 
 for the tiers i of a plan: memory serves failures that this node's memory survives, disk the rest.
-s_i stall, sigma_i P_i training time lost to interference while the checkpoint becomes recoverable
-after P_i, T_i period, Lambda_i failures per second, D detect and restart, R_i restore.
+For each tier, s_i is the stall, T_i the period, Lambda_i the failures per second and R_i the
+restore.  The checkpoint becomes recoverable after P_i, in which interference costs sigma_i P_i of
+training time.  D is the time to detect and restart.
 
-c is paid all the time that is not lost at failures, and a failure may strike while the job recovers
-from the last one: hence the product.  It is c + f where both are small, and never above 1.
+c is paid in all the time that is not lost at failures.  A failure may also strike while the job
+recovers from the last one, hence the product.  It is c + f where both are small, and never above 1.
 
 Source: docs/policy.md, "The waste rate"; the exact form of one level is in `renewal`.
 """
@@ -24,7 +25,7 @@ ENVELOPE = 0.4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WasteParts:
-    """What is lost, each as if it were alone; fractions of time that `total` puts together."""
+    """The losses, each as if it were alone; fractions of time that `total` combines."""
 
     stall: float
     slowdown: float

@@ -1,7 +1,7 @@
 """From costs, failure rates and limits to whole iterations between checkpoints, for both tiers.
 
-Pins come first, then the rule (waste or CheckFreq) within the bounds; among the rounded candidates
-that keep every limit the waste rate decides, and ties go to the longer interval (less wear).
+Pins come first, then the rule (waste or CheckFreq) within the bounds.  Among the rounded candidates
+that keep every limit, the waste rate decides.  Ties go to the longer interval (less wear).
 """
 
 import math
@@ -23,7 +23,8 @@ TIE = 1e-3
 FLAT = 1.56
 """Objectives `stall` and `durability` stretch or shrink the optimum by this: 10 % more waste."""
 LONGEST_S = 86400.0
-"""Without limits.lost_time no interval is longer than a day: nobody counts every failure."""
+"""Without limits.lost_time no interval is longer than a day, because not every failure is
+counted."""
 CHECKFREQ_BUDGET = 0.05
 """Overhead budget of the CheckFreq rule without `limits.overhead`: the paper's example."""
 
@@ -63,7 +64,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervals:
-    """The chosen intervals and what they promise."""
+    """The chosen intervals and their promises."""
 
     memory_steps: int
     """0: the memory tier is off."""
@@ -100,7 +101,7 @@ def tiers_of(costs: Costs, rates: Rates, *, memory_on: bool) -> Tiers:
 
 
 def _noticed_late(disk: TierCost, rates: Rates) -> TierCost:
-    """Silent errors among the disk's failures lose what was trained until somebody noticed."""
+    """Add the training that silent errors among the disk's failures cost until they are noticed."""
     if not disk.failures_per_s:
         return disk
     late_s = rates.silent_per_s * rates.noticed_after_s
@@ -110,10 +111,10 @@ def _noticed_late(disk: TierCost, rates: Rates) -> TierCost:
 def bounds_of(costs: Costs, goal: Goal, *, slots: int, sync: bool) -> Bounds:
     """Lower bounds from the machine, upper bounds from the limits.
 
-    One persist in flight: a period is at least the time until durable (95th percentile), and with
-    N pinned in flight its N-th part (PCcheck).  The time until durable is what is observed under
-    them, so a storage that N share shows as a longer one.  With fewer than three slots a snapshot
-    has to wait for the persist as well.
+    One persist in flight: a period is at least the time until durable (95th percentile), and with N
+    pinned in flight its N-th part (PCcheck).  The time until durable is observed with N in flight,
+    so it includes the sharing of the storage.  With fewer than three slots a snapshot has to wait
+    for the persist as well.
     """
     flying = goal.pins.in_flight or 1
     said = "one" if flying == 1 else str(flying)

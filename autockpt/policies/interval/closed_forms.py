@@ -1,7 +1,7 @@
 """How often: the closed forms for the interval of one tier, and of several.
 
-All follow from one first-order model: a checkpoint costs c seconds of training, and a failure (rate
-Lambda per second) loses half an interval on average, so that a period of T seconds wastes
+All follow from one first-order model.  A checkpoint costs c seconds of training, and a failure
+(rate Lambda per second) loses half an interval on average.  A period of T seconds therefore wastes
 
     w(T) = c / T + Lambda T / 2        with its minimum at T* = sqrt(2 c / Lambda).
 
@@ -44,8 +44,8 @@ def daly_interval_s(checkpoint_cost_s: float, mtbf_s: float) -> float:
 def exact_interval_s(checkpoint_cost_s: float, mtbf_s: float) -> float:
     """Work (s) between blocking checkpoints that minimises the wall time exactly.
 
-    Source: minimiser of Daly's complete wall time F(tau) = (e^((tau + C) / M) - 1) / tau:
-    M (1 + W0(-e^(-C / M - 1))); C = checkpoint_cost_s, M = mtbf_s, W0 = Lambert's function.
+    Source: M (1 + W0(-e^(-C / M - 1))), the minimiser of Daly's complete wall time F(tau) =
+    (e^((tau + C) / M) - 1) / tau.  C = checkpoint_cost_s, M = mtbf_s, W0 = Lambert's function.
     Restart and restore drop out.  Raises ConfigError as `young_interval_s`.
     """
     _check(checkpoint_cost_s, mtbf_s)
@@ -55,8 +55,8 @@ def exact_interval_s(checkpoint_cost_s: float, mtbf_s: float) -> float:
 def first_order_period_s(cost_s: float, failures_per_s: float) -> float:
     """T* = sqrt(2 c / Lambda) seconds from one checkpoint to the next; infinite for Lambda = 0.
 
-    Source: sqrt(2 (s + sigma P) / Lambda), the minimiser of w(T) above; c = cost_s is the stall s
-    and what training loses while the background work runs, sigma P.  Raises ConfigError for
+    Source: sqrt(2 (s + sigma P) / Lambda), the minimiser of w(T) above. c = cost_s is the stall s
+    plus the loss of training while the background work runs, sigma P.  Raises ConfigError for
     negative inputs.
     """
     if cost_s < 0 or failures_per_s < 0:
@@ -88,12 +88,13 @@ def ordered_periods_s(
 ) -> list[float]:
     """Best period of each level, cheapest level first, never shorter than that of the level below.
 
-    Where the unconstrained optimum of a level is longer than that of the next, the two share one
-    period with their costs and rates added: pool adjacent violators, exact for the first-order sum.
+    If the unconstrained optimum of a level is longer than that of the next, the two share one
+    period with their costs and rates added.  This is pool adjacent violators, exact for the
+    first-order sum.
 
-    Source: multi-level w = sum C_i / T_i + sum Lambda_i T_i / 2; C_i = costs_s (beyond the level
-    below), Lambda_i = rates_per_s of the failures whose cheapest surviving level is i.
-    `form` gives the period of one level: the exact one, or `first_order_period_s`.
+    Source: multi-level w = sum C_i / T_i + sum Lambda_i T_i / 2.  C_i = costs_s (beyond the level
+    below), Lambda_i = rates_per_s of the failures whose cheapest surviving level is i.  `form`
+    gives the period of one level: the exact one, or `first_order_period_s`.
     """
     pools: list[tuple[float, float, int]] = []
     for cost_s, rate_per_s in zip(costs_s, rates_per_s, strict=True):
@@ -115,10 +116,10 @@ def checkfreq_steps(
 ) -> int:
     """Shortest interval (iterations) at which saves do not overlap and cost at most `budget`.
 
-    Source: CheckFreq (FAST'21): k = max(ceil((T_c + T_s - O) / T_i), ceil(O / (p T_i)));
-    T_i = iteration_s, T_c = snapshot_s, T_s = persist_s (storage only), O = overhead_s (training
-    time one checkpoint costs), p = budget (fraction).  It contains no failure rate.
-    Raises ConfigError if the iteration time or the budget is not positive.
+    Source: CheckFreq (FAST'21): k = max(ceil((T_c + T_s - O) / T_i), ceil(O / (p T_i))).  T_i =
+    iteration_s, T_c = snapshot_s, T_s = persist_s (storage only).  O = overhead_s (training time
+    one checkpoint costs), p = budget (fraction).  It contains no failure rate.  Raises ConfigError
+    if the iteration time or the budget is not positive.
     """
     if iteration_s <= 0 or budget <= 0:
         raise ConfigError(f"iteration {iteration_s} s and budget {budget} must be positive")
@@ -136,7 +137,7 @@ def _check(cost_s: float, mtbf_s: float) -> None:
 def _one_plus_lambert_w0(x: float) -> float:
     """y = 1 + W0(-e^(-1-x)) in [0, 1) for x >= 0: the root of y + log(1 - y) + x = 0.
 
-    Newton from the branch-point series y = q - q^2/3 + q^3/36 with q = sqrt(2x); solving for y
+    Newton from the branch-point series y = q - q^2/3 + q^3/36 with q = sqrt(2x).  Solving for y
     instead of W0 keeps all digits for small x, where W0 is close to -1.
     """
     if x == 0:

@@ -5,8 +5,9 @@ snapshot that is taken anyway.  With n snapshots for each persist the two tiers 
 
     cost c(n) = c_m + c_d / n        rate Lambda(n) = Lambda_m + n Lambda_d        period T(n).
 
-n is chosen first, with T(n) still a real number: it depends on costs and on the mix of failures but
-not on how often they strike, so that a changed failure rate moves both intervals the same way.
+n is chosen first, with T(n) still a real number.  It depends on costs and on the mix of failures,
+but not on how often they strike.  A changed failure rate therefore moves both intervals the same
+way.
 """
 
 import math

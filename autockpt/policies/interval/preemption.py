@@ -1,11 +1,11 @@
 """Ends that are announced: a spot instance that is taken back, a scheduler that preempts.
 
-On SIGTERM the keeper makes the newest checkpoint in memory durable.  Where that is done before the
-node is gone, the end costs what the failure of a process costs, the writing, and a restore from
-disk on another node; else it is a lost node like any other.  Announced ends are declared (they are
-no failures in anybody's record), so they add to the rates that evidence gives.
+On SIGTERM the keeper makes the newest checkpoint in memory durable.  If the write ends before the
+node is gone, the end costs a process failure, the write, and a restore from disk on another node.
+Otherwise it is a lost node like any other.  Announced ends are declared, because failure records do
+not contain them.  They add to the rates that evidence gives.
 
-Source: ends that are answered leave the rate that the disk's interval is chosen for; Aupy, Robert,
+Source: ends that are answered leave the rate that the disk's interval is chosen for.  Aupy, Robert,
 Vivien, Zaidouni 2014, with the newest checkpoint in memory in place of a proactive one.
 """
 
@@ -28,7 +28,7 @@ def in_time(notice_s: float, durable_s: float) -> bool:
 def answered_per_s(preempted_per_s: float, notice_s: float, costs: Costs, *, memory: bool) -> float:
     """Announced ends per second that the newest checkpoint in memory survives.
 
-    None without the memory tier: then nothing is newer than what is on disk.
+    0 without the memory tier: then the disk has the newest checkpoint.
     """
     return preempted_per_s if memory and in_time(notice_s, costs.persist_high_s) else 0.0
 
@@ -49,7 +49,7 @@ def with_answered(tier: TierCost, answered: float, costs: Costs) -> TierCost:
 def preemption_choice(
     *, every_s: float, notice_s: float, costs: Costs, memory: bool, waste: float, ignored: float
 ) -> Choice:
-    """What an announcement is good for; `ignored`: the waste if nobody listened to it."""
+    """Return the value of announcements; `ignored`: the waste if none were answered."""
     answered = bool(answered_per_s(1.0 / every_s, notice_s, costs, memory=memory))
     durable = f"durable within {format_duration(costs.persist_high_s)} (95th percentile)"
     told = f"ends are announced {format_duration(notice_s)} ahead"

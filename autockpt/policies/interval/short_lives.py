@@ -1,8 +1,8 @@
-"""A job that dies before its first checkpoint: what is known is how long it has lived.
+"""A job that dies before its first checkpoint: only the length of its life is known.
 
-A failure rate is believed after some failures; until then the plan may be for a job that lives ten
-times as long, and every start begins where the one before it did.  So intervals are at most a part
-of the shortest life of which nothing was kept.
+A failure rate is credible only after some failures.  Until then the plan may be for a job that
+lives ten times as long, and every start begins where the previous one did.  So intervals are at
+most a part of the shortest life of which nothing was kept.
 """
 
 from collections.abc import Sequence

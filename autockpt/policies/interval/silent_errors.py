@@ -1,17 +1,17 @@
-"""Errors of the state that nobody notices at once: what they cost, and what a check would be worth.
+"""Silent errors of the state: their cost, and the cost at which a check would pay.
 
-An error that is noticed after L seconds costs the work since, and half an interval before it,
-because the checkpoints in between hold it too: Lambda_s (T / 2 + L + P + D + R).  L moves no
-interval.  It says how far back a checkpoint has to be kept (`Retention.reach_s`).
+An error that is noticed after L seconds costs the work since, and half an interval before it.  The
+checkpoints in between contain it too: Lambda_s (T / 2 + L + P + D + R).  L moves no interval.  It
+says how far back a checkpoint has to be kept (`Retention.reach_s`).
 
-With a check of V seconds before each checkpoint of C seconds, W seconds of work apart, a silent
-error (rate Lambda_s, during work) is found at the check and costs the whole pattern, a failure
-(rate Lambda_f) half of it:
+Suppose a check of V seconds precedes each checkpoint of C seconds, W seconds of work apart.  A
+silent error (rate Lambda_s, during work) is found at the check and costs the whole pattern.  A
+failure (rate Lambda_f) costs half of it:
 
     h(W) = (V + C) / W + (Lambda_s + Lambda_f / 2) W.
 
-autockpt checks that bytes are what was copied, not that they were right; `affordable_check_s` says
-from when on it would pay to find out.
+autockpt checks that bytes were copied correctly, not that they were right.  `affordable_check_s`
+returns the longest check that would pay.
 """
 
 import math
@@ -53,10 +53,10 @@ def affordable_check_s(
 ) -> float:
     """Longest check V (s) with which verified checkpoints waste no more; 0 where none pays.
 
-    Without one the waste is C / T + (Lambda_s + Lambda_f) T / 2 + Lambda_s L; with one, at the
-    best W, 2 sqrt((V + C) (Lambda_s + Lambda_f / 2)).  Solved for V; symbols of `verified_work_s`,
-    T = period_s, L = latency_s.  Without silent errors there is nothing to find: 0.
-    Raises ConfigError for negative inputs and a period of 0.
+    Without a check the waste is C / T + (Lambda_s + Lambda_f) T / 2 + Lambda_s L.  With one it is 2
+    sqrt((V + C) (Lambda_s + Lambda_f / 2)) at the best W.  Solved for V; symbols of
+    `verified_work_s`, T = period_s, L = latency_s.  Without silent errors there is nothing to find:
+    0.  Raises ConfigError for negative inputs and a period of 0.
     """
     _check(checkpoint_s, latency_s, silent_per_s, failures_per_s)
     if not period_s > 0:
@@ -72,7 +72,7 @@ def affordable_check_s(
 def verification_choice(
     disk: TierCost, period_s: float, latency_s: float, silent_per_s: float
 ) -> Choice:
-    """Whether to check the state before it is saved: nothing does, and what it could take."""
+    """Report that the state is not checked before a save, and how long a check could take."""
     others = max(0.0, disk.failures_per_s - silent_per_s)
     rates = {"silent_per_s": silent_per_s, "failures_per_s": others}
     check_s = affordable_check_s(disk.exposed_s, period_s, latency_s, **rates)

@@ -1,6 +1,6 @@
 """A YAML document as a tree that remembers where every value stands.
 
-YAML 1.2 core rules instead of PyYAML's 1.1: only true and false are booleans, `1:30` and `off` are
+YAML 1.2 core rules instead of PyYAML's 1.1.  Only true and false are booleans, `1:30` and `off` are
 words, `077` is 77, `1e3` is a number, there are no timestamps.  Duplicate keys, anchors and tags
 are refused.  A file is composed, never constructed: no object is ever built from a tag.
 """

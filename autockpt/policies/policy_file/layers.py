@@ -1,7 +1,7 @@
 """Policies in layers: built-in < extends < file < environment < --set, each with its place.
 
-Every layer is checked by itself, so that all mistakes of all files are reported at once; then the
-trees are merged and the result becomes a Goal whose every value still knows where it was written.
+Every layer is checked by itself, so that all mistakes of all files are reported at once.  Then the
+trees are merged into a Goal whose every value still knows where it was written.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ class EffectiveValue:
 
     path: str
     value: str
-    """As it was written; `auto` if nobody wrote it."""
+    """The value as it was written; `auto` if it was not."""
     source: str
     """`file:line`, the option or variable, or `default`."""
 

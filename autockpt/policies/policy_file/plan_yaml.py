@@ -1,7 +1,7 @@
 """plan.yaml: a Decision as YAML that a person can read and the same bytes come back from.
 
-Comments repeat the reasons beside the values they explain; what a program needs stands in the data,
-so that reading and writing again gives the same file.
+Comments repeat the reasons beside the values they explain.  Everything that a program needs is in
+the data, so reading and writing again gives the same file.
 """
 
 import textwrap

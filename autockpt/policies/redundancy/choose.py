@@ -1,8 +1,8 @@
 """Whole copies, parity or the disk alone, and the path: by benefit against cost.
 
-Every scheme that fits is given its own best intervals, and the waste rate decides: a lost node that
-memory serves costs half a memory interval instead of half a disk interval, and every checkpoint in
-memory costs an exchange.  For one more copy that is the rule
+Every scheme that fits is given its own best intervals, and the waste rate decides.  A lost node
+that memory serves costs half a memory interval instead of half a disk interval.  Every checkpoint
+in memory costs an exchange.  For one more copy that is the rule
 
     Lambda_node dP [(T_d / 2 + P_d + R_d) - (T_m / 2 + P_m + R_m)] > d(s + sigma P) / T_m
 
@@ -46,8 +46,8 @@ from autockpt.values.units import format_bytes, format_duration, format_fraction
 ADVANTAGE = 0.97
 """The device path must be 3 % better than the host path, which needs no memory on the device."""
 TIE = 0.01
-"""Relative difference of waste below which the scheme with less memory wins: what is held for
-others could be page cache, and the figures behind the waste are not better than that."""
+"""Relative difference of waste below which the scheme with less memory wins.  Replica memory could
+be page cache, and the figures behind the waste are not more exact than this."""
 COPIES = (2, 3, 4)
 SETS = (4, 8, 16)
 PARITY = (2, 3, 4)
@@ -56,7 +56,7 @@ PARITY = (2, 3, 4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedundancyChoice:
-    """What is kept in other nodes' memory, and what it costs."""
+    """The redundancy in other nodes' memory, and its cost."""
 
     redundancy: Redundancy
     peers: PeerCosts | None
@@ -66,7 +66,7 @@ class RedundancyChoice:
 
 
 Row = tuple[float, Redundancy, PeerCosts | None]
-"""A candidate: its waste, the scheme on its path, what it costs."""
+"""A candidate: its waste, the scheme on its path, its costs."""
 WasteOf = Callable[[Costs], float]
 """Waste with the best intervals under these costs; infinite where the limits forbid all."""
 
@@ -102,7 +102,7 @@ def choose_redundancy(
 def candidates(wish: RedundancyWish, nodes: int) -> Iterator[Redundancy]:
     """Every scheme that the wish leaves open, on this many nodes.
 
-    Raises ConfigError where the job has too few nodes for what is asked for.
+    Raises ConfigError where the job has too few nodes for the request.
     """
     found = [one for one in _schemes(wish, nodes) if wish.floor <= one.tolerates < nodes]
     if not found and (wish.scheme or wish.floor):
@@ -115,7 +115,7 @@ def candidates(wish: RedundancyWish, nodes: int) -> Iterator[Redundancy]:
 
 
 def held_bytes(profile: Profile, redundancy: Redundancy) -> int:
-    """Host memory of a node for what it holds of others, both generations."""
+    """Host memory of a node for replicas or parity of other nodes, both generations."""
     size = slot_bytes(profile) * ranks_per_node(profile)
     return math.ceil(GENERATIONS * redundancy.memory_share * size)
 
@@ -192,7 +192,7 @@ def _on_best_path(
 
 
 def path_waste(peers: PeerCosts, costs: Costs, rates: Rates) -> float:
-    """What a path adds: sqrt(2 (s + sigma P) Lambda) + Lambda_peer (P + R)."""
+    """Waste that a path adds: sqrt(2 (s + sigma P) Lambda) + Lambda_peer (P + R)."""
     from_peers = rates.disk_per_s * peers.served
     exposed_s = costs.stall_s + costs.copy_slowdown_s + peers.slowdown_s
     periodic = math.sqrt(2.0 * exposed_s * (rates.memory_per_s + from_peers))

@@ -1,12 +1,12 @@
 """Whether copies to other nodes wait for the windows of the network: bytes against gaps.
 
-    room   = B / (1 + margin) * sum max(0, g_j - alpha)      bytes of one iteration, p10 g_j
-    share  = room * iterations / (S x sent)                        of what a node sends, 0..1
+        room   = B / (1 + margin) * sum max(0, g_j - alpha)      bytes of one iteration, p10 g_j
+        share  = room * iterations / (S x sent)                  fraction of a node's traffic, 0..1
 
-over the iterations that a copy may take.  The rank with the least room decides.  `auto` waits for
-windows where snapshots do, or where the rate would be cut because an exchange slows the training
-and windows take a tenth of it.
-Source: Gemini (SOSP'23) for the partition of traffic; docs/bubbles.md.
+`iterations` are those that a copy may take.  The rank with the least room decides.  `auto` waits
+for windows where snapshots do.  It also waits where an exchange slows the training so that the rate
+would be cut, if windows take a tenth of it.  Source: Gemini (SOSP'23) for the partition of traffic;
+docs/bubbles.md.
 """
 
 from dataclasses import replace
@@ -48,7 +48,7 @@ _WORDS: dict[PeerSchedule, str] = {
 
 
 def window_share(profile: Profile, redundancy: Redundancy, interval_steps: int) -> float:
-    """Fraction of what a node sends that the windows of its network take in time, 0..1."""
+    """Fraction of the bytes a node sends that its network windows take in time, 0..1."""
     by_rank: dict[int, float] = {}
     way = way_of(profile, "host")
     for gap in profile.bubbles:

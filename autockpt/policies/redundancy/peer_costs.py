@@ -1,4 +1,4 @@
-"""What a scheme costs on one of its paths, and which failures it serves: from links to `PeerCosts`.
+"""Costs of a scheme on one of its paths, and the failures it serves: from links to `PeerCosts`.
 
     send        alpha + S x crossing / B + S x kept / B_copy
     slow-down   sigma x (S x crossing / B_full + S x kept / B_copy)
@@ -52,11 +52,11 @@ class Way:
     used: float | None = None
     """Fraction of the network that training itself sends over, 0..1; None: not counted."""
     notes: tuple[str, ...] = ()
-    """What is assumed, in sentences."""
+    """Assumptions, in sentences."""
 
 
 def way_of(profile: Profile, path: PeerPath) -> Way:
-    """The path as the profile has it; what is missing is assumed and said."""
+    """Return the measured path; missing figures are assumed and noted."""
     link = profile.link(LINKS[path])
     notes: list[str] = []
     if link is None:
@@ -98,7 +98,7 @@ def _slowdown(profile: Profile, path: PeerPath, notes: list[str]) -> float:
 
 
 def node_bytes(profile: Profile) -> int:
-    """S: what one node saves."""
+    """S: the bytes that one node saves."""
     return profile.state.total_bytes * ranks_per_node(profile)
 
 
@@ -152,7 +152,7 @@ def limited(redundancy: Redundancy, way: Way, rate_bytes_per_s: float | None) ->
 
 
 def peer_costs(profile: Profile, redundancy: Redundancy) -> PeerCosts | None:
-    """What the redundancy of a plan costs this job; None without any."""
+    """Return the cost of a plan's redundancy for this job; None without any."""
     if redundancy.scheme == "none":
         return None
     way, size = way_of(profile, redundancy.path), node_bytes(profile)
@@ -179,9 +179,9 @@ def peer_costs(profile: Profile, redundancy: Redundancy) -> PeerCosts | None:
 def served(failures: FailureRates, redundancy: Redundancy, domains: FailureDomains) -> float:
     """Of the failures that take a node's memory, the fraction that others' memory serves.
 
-    Where classes were estimated, those of storage and silent ones are not served: the memory of
-    peers holds what was saved, and it is as wrong.  A job step that ends with any of its nodes
-    takes the memory of all.
+    Where classes were estimated, storage failures and silent errors are not served: the memory of
+    peers holds the same wrong state.  A job step that ends with any of its nodes takes the memory
+    of all.
     """
     if failures.memory_ends_with != "node":
         return 0.0

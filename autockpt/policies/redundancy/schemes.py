@@ -19,8 +19,8 @@ SIZES = (8, 16, 64, 256, 1024, 4096)
 LOSSES = (2, 3, 4, 8)
 """Simultaneous losses that are shown one by one."""
 ASSUMED_TOGETHER = (0.887, 0.073, 0.019, 0.021)
-"""Node failures that take 1, 2, 3 and at least 4 nodes where nobody counted: 11 % and 4 % with at
-least 2 and 3, as within 10 to 30 minutes on 400 GPU servers over 348 days."""
+"""Assumed shares of node failures that take 1, 2, 3 and at least 4 nodes, without a record.  11 %
+take at least 2 and 4 % at least 3, within 10 to 30 minutes on 400 GPU servers over 348 days."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """How likely memory survives when nodes are lost: exact, for any placement.
 
-Cells are disjoint, so patterns of losses multiply.  With a_j(c) the number of ways in which a cell
-c survives the loss of j of its members, the patterns of k lost nodes that are survived number
+Cells are disjoint, so patterns of losses multiply.  Let a_j(c) be the number of ways in which a
+cell c survives the loss of j of its members.  The number of survived patterns of k lost nodes is
 
     [x^k] prod_c sum_j a_j(c) x^j         and        P(k) = that / C(N, k).
 
@@ -10,8 +10,8 @@ c survives the loss of j of its members, the patterns of k lost nodes that are s
 
 Integers until the last division, and equal cells are one power: 4,096 nodes take milliseconds.
 
-Source: Gemini (SOSP'23), corollary 1, is this product cut after its first two terms for groups;
-rings by placing j losses into the s - j gaps between survivors, at most t in each.
+Source for groups: Gemini (SOSP'23), corollary 1, is this product cut after its first two terms.
+Rings: place j losses into the s - j gaps between survivors, at most t in each.
 """
 
 import math
@@ -51,8 +51,8 @@ def survived_mix(
     """The same under a distribution: `shares` (or weights) of losses of 1, 2, ...
     and at least len(shares).
 
-    The last share is spread over more losses, each half as often as the one before: with 4 % of "at
-    least 4" that is 2 % of 4, 1 % of 5, and so on.
+    The last share is spread over more losses, each half as often as the one before.  With 4 % of
+    "at least 4" that is 2 % of 4, 1 % of 5, and so on.
     """
     population = len(placement.nodes) if within is None else len(within)
     spread = list(shares)

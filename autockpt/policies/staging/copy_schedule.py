@@ -115,7 +115,7 @@ def longest_stall_s(costs: Costs) -> float:
 
 
 def _copying_ways(profile: Profile, *, windows: bool) -> tuple[Schedule, ...]:
-    """Those that can be chosen without a pin, the first of them without being cheaper."""
+    """Return the schedules that need no pin; the first is taken unless another is cheaper."""
     lazy: tuple[Schedule, ...] = ("lazy",) if profile.state.lazy_bytes > 0 else ()
     return (*lazy, "blocking", *(("windows",) if windows else ()))
 
@@ -143,9 +143,11 @@ def _cheapest(goal: Goal, cost: dict[Schedule, float], ways: tuple[Schedule, ...
 def _rivals(
     goal: Goal, cost: dict[Schedule, float], kept: tuple[Schedule, ...], chosen: Schedule
 ) -> tuple[Schedule, ...]:
-    """Schedules that the run should try before it believes: windows, the best other one, and what
-    costs no more than `HOPELESS` times that; the chosen first.  () where windows are hopeless or
-    not allowed, or the plan is not to be changed."""
+    """Schedules that the run should try before it believes a prediction, the chosen first.
+
+    These are windows, the best other one, and all that cost no more than `HOPELESS` times that.  ()
+    where windows are hopeless or not allowed, or the plan is not to be changed.
+    """
     if goal.pins.retune in (False, "observe") or "windows" not in kept:
         return ()
     others = [
@@ -170,7 +172,8 @@ def _unproven(
 ) -> tuple[Schedule, ...]:
     """Lazy and blocking, where what one of them costs was never measured; the chosen first.
 
-    A prediction is a best case: what it puts at more than `HOPELESS` times the other is not tried.
+    A prediction is a best case: a schedule predicted at more than `HOPELESS` times the other is not
+    tried.
     """
     if goal.pins.retune in (False, "observe") or goal.objective == "stall":
         return ()
@@ -186,7 +189,7 @@ def _unproven(
 
 
 def _window_words(profile: Profile, goal: Goal, fit: WindowFit | None) -> str:
-    """What is known of windows; "" where nobody asks."""
+    """Describe the measured windows; "" if the goal does not ask for them."""
     if fit is None:
         learned = "no windows were measured: the run learns them in its first iterations"
         return learned if goal.pins.schedule == "windows" else ""

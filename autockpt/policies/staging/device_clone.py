@@ -22,7 +22,7 @@ DEVICE_HEADROOM = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloneChoice:
-    """What the plan says, and why; no reason where there is no device to decide about."""
+    """The plan's value and the reason; no reason without a device."""
 
     chosen: Literal["auto", "on", "off"]
     reason: str = ""
@@ -60,7 +60,7 @@ def _pinned(profile: Profile, pin: Literal["on", "off"], free: int | None) -> Cl
     if pin == "on" and profile.fingerprint.gpus and free is not None and not _fits(profile, free):
         raise ConfigError(
             f"staging.device_clone on needs {profile.state.total_bytes} bytes of device memory, "
-            f"and {int(free * DEVICE_HEADROOM)} bytes ({DEVICE_HEADROOM:.0%} of what is free) may "
+            f"and {int(free * DEVICE_HEADROOM)} bytes ({DEVICE_HEADROOM:.0%} of free memory) may "
             "be taken; nearest: staging.device_clone: off"
         )
     if not profile.fingerprint.gpus:

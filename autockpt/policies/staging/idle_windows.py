@@ -1,8 +1,8 @@
 """Whether the idle windows of an iteration take a checkpoint: bytes against gaps.
 
-    usable_j = max(0, g_j - alpha)          of window j, its 10th percentile g_j
-    room     = B * gamma * free * sum usable_j     bytes of one iteration
-    k        = ceil(S / room)               iterations that one checkpoint of S bytes needs
+        usable_j = max(0, g_j - alpha)          of window j, its 10th percentile g_j
+        room     = B * gamma * free * sum usable_j     bytes of one iteration
+        k        = ceil(S / room)               iterations that one checkpoint of S bytes needs
 
 gamma = 1 / (1 + margin), free = 1 - what training itself sends over a GPU's bus, where counted (1
 else).  The rank with the least room decides: the slowest checkpoint counts.
@@ -21,12 +21,12 @@ WORTH = 0.1
 MARGINS = (0.1, 0.5)
 """Least and greatest margin; between them twice the scatter of the copy."""
 UNSTEADY = 0.5
-"""Windows whose p10 is below this fraction of their median are said to move."""
+"""Windows whose p10 is below this fraction of their median are reported as unsteady."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowFit:
-    """What the windows of the worst rank take."""
+    """Bytes that the windows of the worst rank take."""
 
     rank: int
     windows: int
@@ -68,7 +68,7 @@ def fit_windows(profile: Profile, link: LinkMeasure | None) -> WindowFit | None:
 def room_bytes(
     gaps_s: Iterable[float], bytes_per_s: float, *, alpha_s: float = 0.0, margin: float = MARGINS[0]
 ) -> int:
-    """What a copy of a rate moves in gaps of one iteration, `alpha_s` of each lost to its start."""
+    """Bytes that a copy moves in the gaps of one iteration, `alpha_s` of each lost to its start."""
     return int(bytes_per_s * sum(max(0.0, gap - alpha_s) for gap in gaps_s) / (1 + margin))
 
 

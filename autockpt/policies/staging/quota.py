@@ -1,9 +1,9 @@
 """Room on storage: how many checkpoints a quota holds, and what keeping them costs a month.
 
-    n     = keep.last + chain + one being written (as many as may be in flight) + one to be read
-            back (+ 6 behind errors that are noticed late)
-    bytes = n S rho                         S raw bytes of a state, rho = stored / raw
-    money = bytes price_disk + w N price_node 730 h            w waste, N nodes; a month
+        n     = keep.last + chain + one being written (as many as may be in flight)
+                + one to be read back (+ 6 behind errors that are noticed late)
+        bytes = n S rho                         S raw bytes of a state, rho = stored / raw
+        money = bytes price_disk + w N price_node 730 h            w waste, N nodes; a month
 
 A quota (`limits.disk`) holds n, or the checkpoints are encoded, or fewer are kept where `keep.last`
 is not written, or the policy is refused.  Of what fits, the least money decides where both prices
@@ -28,7 +28,7 @@ from autockpt.values.units import format_bytes, format_duration, format_fraction
 MARGIN = 1.05
 """Encoded states are reckoned this much larger: ratios drift while a model is trained."""
 BEHIND = 6
-"""States kept where errors are noticed late: the old one and what will succeed it."""
+"""States kept where errors are noticed late: the old one and its successors."""
 MONTH_H = 730.0
 
 
@@ -43,7 +43,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoomChoice:
-    """The way taken, what is kept, and why."""
+    """The encoding and intervals taken, the retention, and the reason."""
 
     way: Way
     retention: Retention
@@ -81,12 +81,12 @@ def choose_room(profile: Profile, goal: Goal, ways: Sequence[Way]) -> RoomChoice
 
 
 def storage_matters(goal: Goal) -> bool:
-    """Whether anybody said what storage costs or holds, beside its speed."""
+    """Whether the goal states a price or quota of storage, besides its speed."""
     return goal.limits.disk_bytes is not None or goal.prices.disk_per_gb_month is not None
 
 
 def states(goal: Goal, way: Way, keep: int) -> int:
-    """On storage at once, at most, beside those of `keep.every` and the spare files."""
+    """Most states on storage at once, besides the copies of `keep.every` and the spare files."""
     late = BEHIND if goal.retention.reach_s is not None else 0
     kept = keep + goal.retention.keep_best + late
     return kept + way.codec.chain + (goal.pins.in_flight or 1) + 1
@@ -115,7 +115,7 @@ def _fitting(profile: Profile, goal: Goal, ways: Sequence[Way], keep: int) -> li
 
 
 def _kept(profile: Profile, goal: Goal, ways: Sequence[Way]) -> int:
-    """`keep.last`, or the most below it that fits where nobody wrote it."""
+    """`keep.last`; if it is not written, the largest number up to its default that fits."""
     wanted = goal.retention.keep_last
     least = wanted if goal.pins.keep_last is not None else 1
     for keep in range(wanted, least - 1, -1):
@@ -198,7 +198,7 @@ def _spaced(goal: Goal, way: Way) -> float:
 
 
 def _every_s(goal: Goal, way: Way) -> float:
-    """Between those that `keep.every` keeps; 0 without it."""
+    """Seconds between the checkpoints that `keep.every` keeps; 0 without it."""
     keep = goal.retention
     if keep.keep_every_s is not None:
         return max(keep.keep_every_s, way.intervals.disk_period_s)

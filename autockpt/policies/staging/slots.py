@@ -1,7 +1,7 @@
 """How many images of the state the host keeps: for failures of processes and for writes under way.
 
-An image keeps its slot until something newer is held by all ranks and it is durable, so every
-checkpoint in flight takes a slot beside the one that is being filled.
+An image keeps its slot until all ranks hold a newer one and it is durable.  So every checkpoint in
+flight takes a slot beside the one that is being filled.
 """
 
 from dataclasses import dataclass

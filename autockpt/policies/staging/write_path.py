@@ -1,7 +1,7 @@
-"""How bytes are written: chunk, writers, O_DIRECT and path, from what was measured.
+"""Parameters of a write: chunk, writers, O_DIRECT and path, from measurements.
 
 Storage figures come from the profile's grid: the fewest writers, then O_DIRECT, then the smallest
-chunk within 5 % of the best, because a peak found among noisy cells is not worth more threads.
+chunk within 5 % of the best.  A peak among noisy cells is not worth more threads.
 """
 
 from dataclasses import dataclass
