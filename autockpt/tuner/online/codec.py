@@ -1,9 +1,9 @@
-"""Whether encoding keeps in a run what it was chosen for: no checkpoint durable later for it.
+"""Check that encoding helps a run: no checkpoint may become durable later because of it.
 
-    tried    encoded ones take longer than the profile promised for bytes as they are
-    undone   bytes as they are take longer still: then it is the storage that is slower
+        tried    raw bytes, because encoded ones take longer than the profile promised for raw ones
+        undone   raw bytes take longer still, so the storage itself is slower
 
-A run tries once and goes back at most once: what storage does later is answered by the intervals.
+A run tries once and goes back at most once.  The intervals answer later changes of the storage.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
 """Encoding taken up when the storage became slow, and given up when it became fast.
 
-    taken up   bytes as they are take so long that a codec would make them durable 1.25 times sooner
-    proven     encoded ones are durable sooner than raw ones were: later jumps are the storage's
-    refused    they are not: bytes as they are again, until the storage is twice as slow as then
-    given up   encoded ones are durable so soon that on such a storage no codec pays
+        taken up   raw bytes take so long that a codec would make them durable 1.25 times sooner
+        proven     encoded ones are durable sooner than raw ones were: later jumps are the storage's
+        refused    they are not: raw bytes again, until the storage is twice as slow as then
+        given up   encoded ones are durable so soon that on such a storage no codec pays
 
 Source: docs/policy.md, "Online re-tuning".
 """
@@ -24,7 +24,7 @@ WORSE = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecWatch:
-    """What is known of encoding in this run."""
+    """The state of encoding in this run."""
 
     table: tuple[CodecAtSpeed, ...] = ()
     """From fast to slow storage; empty: the codec is not changed for the storage's speed."""

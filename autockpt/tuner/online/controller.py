@@ -82,8 +82,9 @@ def begin(
 def go_on(former: Memory, new: Memory) -> Memory:
     """The memory of a process that goes on where another has ended: `new`, with its estimates.
 
-    What checkpoints and iterations cost is the job's; times, and what was under way, went with the
-    process.  Estimates of bytes that were staged or encoded otherwise are none of this plan's.
+    The costs of checkpoints and iterations belong to the job and stay.  Times and work under way
+    belonged to the old process and go.  Estimates of bytes that were staged or encoded otherwise
+    are none of this plan's.
     """
     was, now = former.plan, new.plan
     if was.staging != now.staging or was.tier("disk").codec != now.tier("disk").codec:
@@ -153,7 +154,7 @@ class Controller:
             self._end_watch()
 
     def expect(self, plan: CheckpointPlan, expected: Expected | None = None) -> None:
-        """A plan that somebody else decided and offers to all ranks, e.g. from a whole profile."""
+        """Offer a plan to all ranks that was decided elsewhere, e.g. from a whole profile."""
         self._offer(
             PlanProposal(plan=plan, kind="first", reason="decided elsewhere", expected=expected)
         )
@@ -172,7 +173,7 @@ class Controller:
             self.memory.offers = (*self.memory.offers, proposal)[-OFFERS:]
 
     def _offered(self, event: PlanChanged) -> PlanProposal:
-        """The offer that was applied; one of our own making for a plan nobody offered here."""
+        """Return the offer that was applied; a new one for a plan that was not offered here."""
         steps = (event.memory_interval_steps, event.disk_interval_steps)
         for offer in reversed(self.memory.offers):
             if offer.plan.version == event.plan_version and intervals_of(offer.plan) == steps:
@@ -201,7 +202,7 @@ class Controller:
         self._dwell(event, settled=offered.kind not in ("back-off", "hurry", "calm", "codec"))
 
     def _recoded(self, offered: PlanProposal) -> None:
-        """The codec went, or came back; what was durable before says nothing of it."""
+        """Note that the codec went or came back; earlier durable times no longer apply."""
         memory, durable, then = self.memory, self.seen.persist, offered.plan.tier("disk").codec
         if BY_SPEED in offered.numbers:
             memory.codec = codec_speed.changed(memory.codec, durable, encoded=bool(then))
@@ -245,7 +246,7 @@ class Controller:
         return self._outlook
 
     def start(self) -> PlanProposal | None:
-        """A better plan for a process that is about to train; asked once, before anything is told.
+        """Return a better plan for a process that is about to train; call once, before any event.
 
         Failures and costs of the processes before it count at once: nothing dwells, and the
         dead-band alone keeps the plan.  After a life of which nothing was kept, intervals are at
@@ -297,7 +298,7 @@ class Controller:
     def propose(self, now_s: float, step: int) -> PlanProposal | None:
         """A better plan, if there is one worth the change now; `step` is named in the reason.
 
-        In mode "observe" whoever asks tells of the answer with `PlanChangeWithheld`.
+        In mode "observe" the caller reports the answer with `PlanChangeWithheld`.
         """
         if self.mode == "off" or not self._ready() or self._said_so(now_s):
             return None

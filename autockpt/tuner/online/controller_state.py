@@ -1,4 +1,4 @@
-"""What a controller remembers, as a value: it goes through JSON, so a recording can begin anywhere.
+"""The memory of a controller as a value: it goes through JSON, so a recording can begin anywhere.
 
 Everything that decides is in here, in the goal and in the settings; nothing hides elsewhere.
 """
@@ -30,7 +30,7 @@ class Change:
 
 @dataclass(slots=True, kw_only=True)
 class Memory:
-    """The plan in force, what was seen under it, and what was done about it."""
+    """The plan in force, the observations under it, and the changes made to it."""
 
     plan: CheckpointPlan
     seen: Observed
@@ -57,6 +57,6 @@ class Memory:
     trial: CodecTrial | None = None
     """Bytes as they are were tried."""
     codec: CodecWatch = field(default_factory=CodecWatch)
-    """What the speed of the storage says about encoding."""
+    """The verdict of the storage's speed on encoding."""
     barren: tuple[Life, ...] = ()
     """The newest lives of the run, in a row, of which nothing was kept."""

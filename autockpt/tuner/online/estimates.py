@@ -20,7 +20,7 @@ LONGEST = 64
 CUSUM_DRIFT = 0.35
 """Slack per sample in log units: changes below 40 % are not jumps but drift."""
 CUSUM_LIMIT = 2.5
-"""Sum of excess log units that counts as a jump: a factor of 4 is seen after 3.5 samples, 40 %
+"""Sum of excess log units that counts as a jump.  A factor of 4 is seen after 3.5 samples; 40 %
 noise is mistaken for one in 1250 samples (simulated)."""
 CUSUM_CLIP = 1.5
 """Most that one sample may add: a single outlier is no jump."""
@@ -74,7 +74,7 @@ class Jumps:
     up: float = 0.0
     down: float = 0.0
     run: int = 0
-    """Samples since the larger sum was last zero: those that belong to a new level."""
+    """Samples since the larger sum was last zero: the samples of a new level."""
 
     def observe(self, value: float) -> int:
         """0, or at a jump the number of newest samples that belong to the new level."""
@@ -117,7 +117,7 @@ class Window:
     samples: tuple[float, ...] = ()
     jumps: Jumps = field(default_factory=Jumps)
     jumped: bool = False
-    """A jump was seen and nobody has acted on it yet."""
+    """A jump was seen and has not been acted on yet."""
     rare: bool = False
     """Samples come seldom, so a clear fall is believed at once (`FALL`)."""
     fell: bool = False
@@ -167,10 +167,10 @@ class Window:
 class Contrast:
     """Iterations with background work against quiet ones around them: 0.1 is 10 % longer.
 
-    One sample for each stretch of work, from the blocks next to it on both sides: what drifts, or
-    comes and goes with another job on the machine, is in all three and cancels.  Where every block
-    holds a save, the quiet iterations of a block are next to its busy ones: one sample for each
-    `BESIDE` such blocks in a row.
+    One sample for each stretch of work, from the blocks next to it on both sides.  Drift, and other
+    jobs on the machine that come and go, are in all three and cancel.  If every block holds a save,
+    the quiet iterations of a block are next to its busy ones.  Then `BESIDE` such blocks in a row
+    give one sample.
     """
 
     before: tuple[float, ...] = ()

@@ -1,4 +1,4 @@
-"""What a run has shown about itself: telemetry events in, `Costs` and failure rates out."""
+"""Observations of a run: telemetry events in, `Costs` and failure rates out."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -43,7 +43,7 @@ class Observed:
     """As known before the run."""
     recovery: RecoveryTimes
     prior: Costs | None = None
-    """Costs from the profile, used for what has not been observed yet."""
+    """Costs from the profile, for everything that has not been observed yet."""
 
     stall: Window = field(default_factory=Window)
     copy: Window = field(default_factory=Window)
@@ -94,13 +94,13 @@ class Observed:
             self.tried = (*self.tried, event)[-KEPT:]
 
     def _began(self, event: SnapshotBegan) -> None:
-        """Saves that nobody ended are forgotten once they hold nothing back any more."""
+        """Add a save that began; drop saves without an end once they delay nothing."""
         recent = {k: v for k, v in self.saving.items() if event.at_s - v.began_s < STUCK_S}
         new = UnderWay(began_s=event.at_s, disk="disk" in event.tiers)
         self.saving = {**recent, event.generation: new}
 
     def _ended(self, generation: str) -> None:
-        """A durable save ends those before it: of one whose keeper died, nobody tells the end."""
+        """A durable save ends the earlier ones: a save whose keeper died reports no end."""
         ended = self.saving.pop(generation, None)
         if ended is not None:
             self.saving = {k: v for k, v in self.saving.items() if v.began_s > ended.began_s}
@@ -158,7 +158,7 @@ class Observed:
 
     @property
     def iteration_s(self) -> float:
-        """Quiet iteration, from what there is: observed quiet, the profile's, observed busy.
+        """Length of a quiet iteration: observed quiet, else the profile's, else observed busy.
 
         Where a save is in every iteration quiet ones are long ago, and busy ones tell it.
         """
@@ -208,15 +208,15 @@ class Observed:
 
     @property
     def costed(self) -> bool:
-        """What a checkpoint costs is known, from the profile or from this run."""
+        """The cost of a checkpoint is known, from the profile or from this run."""
         seen = min(self.stall.n, self.copy.n, self.persist.n) >= KNOWN
         return (self.prior is not None or seen) and self.iteration_s > 0
 
     def _slowdowns(self, copy_s: float, persist_s: float) -> tuple[float, float]:
         """Training time lost per snapshot, and per persist beyond it.
 
-        Background work of P seconds spreads over P / busy iterations, rounded up, each of which is
-        longer by (busy - quiet); a snapshot's share of it goes by its share of the time.
+        Background work of P seconds spreads over P / busy iterations, rounded up, each longer by
+        (busy - quiet).  A snapshot's share of it goes by its share of the time.
         """
         span_s = max(copy_s, persist_s)
         if not self.slower.n:
@@ -234,7 +234,7 @@ class Observed:
         return self.iteration_s * max(1, math.ceil(span_s / busy_s))
 
     def cost_errors_s(self, *, sync: bool) -> tuple[float, float]:
-        """Standard errors of what a snapshot and a persist cost in training time."""
+        """Return the standard errors of the training time that a snapshot and a persist cost."""
         persist_s = self.persist.error if self.persist.n >= 2 else 0.0
         if sync or self.slower.n < 2:
             return self.stall.error, persist_s if sync else 0.0
@@ -244,7 +244,7 @@ class Observed:
         return self.stall.error, math.hypot(spread_s, longer * persist_s)
 
     def next_process(self) -> None:
-        """The process that was observed is gone: what it had under way and its times are, too."""
+        """Forget the times and the work under way of the observed process, which has ended."""
         self.first_s, self.last_s = None, 0.0
         self.seals_s, self.saving, self.busy_saves = (), {}, 0
         self.quiet_sum_s, self.quiet_blocks = 0.0, 0

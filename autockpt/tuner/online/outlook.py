@@ -1,4 +1,4 @@
-"""The plan in force, seen with today's estimates: what it costs, and what would be best."""
+"""The plan in force under today's estimates: its cost, and the best alternative."""
 
 import math
 from dataclasses import dataclass, replace
@@ -124,7 +124,7 @@ class Outlook:
         )
 
     def inputs(self) -> DecisionInputs:
-        """What a decision is made from now."""
+        """Return the inputs of a decision now."""
         seen = self.seen
         return inputs_of(
             self.costs, seen.rates(), seen.recovery, self.goal, memory_on=self.memory_on

@@ -1,4 +1,4 @@
-"""A change of the plan as a value: the new plan, why, and what it is expected to bring."""
+"""A change of the plan as a value: the new plan, the reason, and its expected effect."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -37,7 +37,7 @@ class PlanProposal:
     binding: str = ""
     """The constraint that decided, "" if the optimum was free."""
     expected: Expected | None = None
-    """What the new plan promises; None: another one made it."""
+    """The promise of the new plan; None: the plan was decided elsewhere."""
     inputs: DecisionInputs | None = None
     """What that was reckoned from."""
 

@@ -1,9 +1,9 @@
-"""What a controller was told and asked, and what it answered: written down, and played again.
+"""The inputs, questions and answers of a controller: recorded and replayed.
 
 A recording is lines of JSON data.  The first is an opening, which holds all that decides: memory,
-goal, settings.  Every further one is an input, or a question with its answer.  Playing the inputs
-to a controller made from the opening must give the same answers: that is what "a decision is a
-function of telemetry" means, and `replay` checks it.
+goal, settings.  Every further one is an input, or a question with its answer.  Replaying the inputs
+to a controller made from the opening must give the same answers.  A decision is a function of
+telemetry; `replay` checks that.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -51,12 +51,12 @@ class RecordedController:
 
     @property
     def memory(self) -> Memory:
-        """What it remembers, for the next process."""
+        """The controller's memory, for the next process."""
         return self._controller.memory
 
     @property
     def observing(self) -> bool:
-        """What it proposes must not be applied."""
+        """Its proposals must not be applied."""
         return self._controller.mode == "observe"
 
     def observe(self, event: Event) -> None:

@@ -40,8 +40,8 @@ class ControllerSettings:
     compare_change: float = 1.25
     """and only when a quiet iteration takes this factor more or less than it did then."""
     overhead_aim: float = 0.75
-    """New intervals aim at this part of limits.overhead: two standard errors of a mean of five
-    samples with 40 % noise are 36 %, and an aim at the limit itself would miss it half the time."""
+    """New intervals aim at this part of limits.overhead.  Two standard errors of a mean of five
+    samples with 40 % noise are 36 %.  An aim at the limit itself would miss it half the time."""
     budget: float = 0.05
     """Overhead that counts as meant when neither goal nor plan has a limit."""
     back_off: float = 1.5

@@ -1,12 +1,12 @@
 """Which knob matters: how much of the spread of write times each one explains.
 
-The logarithm of a time is taken to be a sum with one part for each knob; chunk and writers are
+The logarithm of a time is modelled as a sum with one part for each knob.  Chunk and writers are
 numbers (a parabola of their doublings), path and codec are words.  Least squares over every write,
 slightly ridged, as a search visits good places more often than others.  A knob's importance is the
 variance of its part over all allowed candidates, as a share of that of all parts.
 
 Source: functional ANOVA (Hutter, Hoos, Leyton-Brown 2014), of an additive model instead of a forest
-of trees: with 25 writes there is no more to be learnt than the main effects.
+of trees.  With 25 writes only the main effects can be learnt.
 """
 
 import math

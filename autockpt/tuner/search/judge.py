@@ -1,9 +1,9 @@
 """Who wins: the default, unless another was better in interleaved writes by more than their spread.
 
 Finalists and default take turns, so that a slow minute slows all of them.  The logarithm of each
-time is taken to be candidate + round + noise; the noise of all of them together gives the spread of
-a difference (two-way layout, (k - 1)(n - 1) degrees of freedom).  The leader wins if its plan would
-still lose less time than the default's when its writes were slower by
+time is modelled as candidate + round + noise.  The noise of all of them together gives the spread
+of a difference (two-way layout, (k - 1)(n - 1) degrees of freedom).  The leader wins if its plan
+would still lose less time than the default's when its writes were slower by
 
     max(3 %, exp(t sqrt(2 / n) s))        t: quantile of Student's distribution, below
 
@@ -27,8 +27,8 @@ _T = (
     *(19.08, 5.34, 3.74, 3.19, 2.91, 2.75, 2.64, 2.57, 2.51, 2.47),
     *(2.43, 2.40, 2.38, 2.36, 2.34),
 )
-"""Quantiles of Student's t for 1 to 15 degrees of freedom at 1 - 0.05 / 3: the leader is the best
-of three challengers, and all three together may be wrong in 5 of 100 searches (Bonferroni)."""
+"""Quantiles of Student's t for 1 to 15 degrees of freedom at 1 - 0.05 / 3.  The leader is the best
+of three challengers; all three together may be wrong in 5 of 100 searches (Bonferroni)."""
 _T_BEYOND = 2.34
 
 

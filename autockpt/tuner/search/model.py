@@ -1,14 +1,14 @@
-"""What a candidate is expected to cost: the waste rate of `policies.decide`, for any way to write.
+"""Expected cost of a candidate: the waste rate of `policies.decide`, for any way to write.
 
 Everything is relative to the default.  r is the time of a candidate's write over that of the
-default's; before anything is measured it comes from the profile's storage grid and codecs, and
+default's.  Before the first measurement it comes from the profile's storage grid and codecs,
 afterwards from writes of the same bytes.  With P the time until durable that `decide` reckons with,
 
     P(candidate) = r P        sigma P(candidate) = (sigma r + max(0, e) / cores) P
 
-where e are the CPU seconds that the candidate takes beyond the default's, in seconds of its write,
-and cores those of a rank: an encoder that halves the write by keeping a core busy does not halve
-what training loses meanwhile.
+where e are the CPU seconds that the candidate takes beyond the default's, per second of the
+default's write, and `cores` the cores of a rank.  An encoder may halve the write by keeping a core
+busy; that does not halve the training's loss meanwhile.
 """
 
 import math
@@ -39,7 +39,7 @@ OTHER_PATH = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rating:
-    """What a plan that writes like this is expected to lose."""
+    """The expected loss of a plan that writes like this."""
 
     waste: float
     """Fraction of time lost to checkpoints and failures; inf where limits cannot be kept."""
@@ -59,7 +59,7 @@ class Model:
     staging: Staging
     """Of the default plan."""
     shared: Redundancy = NO_REDUNDANCY
-    """Of the default plan: the same whatever writes."""
+    """The default plan's redundancy: the same for every candidate."""
     slower: float = 1.0
     """Times as long as by the profile that the default's write takes in truth."""
     _rates: Rates = field(init=False)
@@ -94,7 +94,7 @@ class Model:
         return self._encoding(candidate, write).write_factor * write_time_s(write, count)
 
     def rate(self, candidate: Candidate, ratio: float, *, extra_cpu: float = 0.0) -> Rating:
-        """The best plan that writes like this, and what it loses; r and e as above."""
+        """Return the best plan that writes like this, with its loss; r and e as above."""
         costs = self._costs(candidate, ratio, extra_cpu)
         rated = [self._with_slots(costs, slots) for slots in self.space.slots(candidate)]
         home = self.space.default_slots
@@ -133,7 +133,7 @@ class Model:
         return Rating(waste=intervals.waste.total, slots=slots, durable_s=costs.persist_s)
 
     def _encoding(self, candidate: Candidate, write: StorageMeasure) -> Encoding:
-        """What the codec does to a write; the default's may leave classes out."""
+        """Effect of the codec on a write; the default's may leave classes out."""
         goal = self.space.goal
         if candidate != self.space.default:
             goal = replace(goal, pins=replace(goal.pins, codec=candidate.codec))  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from autockpt.values.units import format_duration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """A candidate with what was expected of it and what came."""
+    """A candidate with its prediction and its measurement."""
 
     candidate: Candidate
     predicted_s: float
@@ -38,7 +38,7 @@ class Tried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a search found."""
+    """The result of a search."""
 
     schema_version: int = 1
     verdict: Verdict
@@ -57,7 +57,7 @@ class Outcome:
     default_times: float = 1.0
     """Times as long as the profile predicts that the default's writes took."""
     warnings: tuple[str, ...] = ()
-    """What the profile has wrong, in sentences."""
+    """Errors of the profile, in sentences."""
 
 
 def model_of(profile: Profile, goal: Goal, *, sample_bytes: int) -> Model:
@@ -72,7 +72,7 @@ def model_of(profile: Profile, goal: Goal, *, sample_bytes: int) -> Model:
 
 
 def space_of(profile: Profile, goal: Goal, decision: Decision, sample_bytes: int) -> Space:
-    """What may be chosen beside what `decide` chose."""
+    """Return the candidates beside the choice of `decide`."""
     return Space(
         profile=profile,
         goal=goal,
@@ -108,7 +108,10 @@ def replay(record: Record, *, where: str) -> Outcome:
 
 
 def outcome_of(search: Search) -> Outcome:
-    """What a search that is over found.  Raises StorageError when nothing could be measured."""
+    """Return the result of a finished search.
+
+    Raises StorageError when nothing could be measured.
+    """
     model, verdict = search.model, search.verdict()
     names = dict.fromkeys(trial.candidate for trial in search.trials)
     tried = [_tried(search, name) for name in names]
@@ -159,7 +162,7 @@ def _tried(search: Search, candidate: Candidate) -> Tried:
 
 
 def _measured_s(trials: Sequence[Trial], *, final: bool) -> float | None:
-    """Mean seconds of the good ones, those of the final alone where `final`."""
+    """Mean seconds of the successful trials, of the final only if `final`."""
     good = [t.seconds for t in trials if not t.failure and (t.stage == "final" or not final)]
     return sum(good) / len(good) if good else None
 

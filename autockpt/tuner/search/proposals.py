@@ -56,8 +56,10 @@ class OptunaProposer:
         seeds: int,
         fallback: Callable[[Candidate], float],
     ) -> None:
-        """`seeds`: so many candidates are told before the first is asked for; `fallback` ranks
-        what is left when the sampler only repeats itself, smallest first.
+        """`seeds`: number of results given before the first question.
+
+        `fallback` ranks the remaining candidates when the sampler only repeats itself, smallest
+        first.
         """
         import optuna
 
@@ -82,7 +84,7 @@ class OptunaProposer:
     def propose(
         self, known: Mapping[Candidate, float], promising: Callable[[Candidate], bool]
     ) -> Candidate | None:
-        """The sampler's next one; what is known or hopeless is answered without a measurement."""
+        """Return the sampler's next candidate; answer known and hopeless ones without measuring."""
         rest = {c for c in self._allowed if c not in known and promising(c)}
         for _ in range(MOST_TRIES if rest else 0):
             trial = self._study.ask(self._distributions())

@@ -1,4 +1,4 @@
-"""What a search asked and was told: one header and one line per write, enough to decide again."""
+"""The record of a search: one header and one line per write, enough to decide again."""
 
 import math
 from collections.abc import Iterable
@@ -91,7 +91,7 @@ class Record:
 
 
 def earlier_tries(records: Iterable[Record]) -> tuple[EarlierTry, ...]:
-    """What the searches of `records` measured before their finals; the newest, last one counts."""
+    """Return the measurements of `records` before their finals; the newest, last one counts."""
     found: dict[Candidate, EarlierTry] = {}
     for record in records:
         tried = [t for t in record.trials if t.stage != "final"]

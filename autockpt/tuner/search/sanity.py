@@ -1,4 +1,4 @@
-"""Profiles that nothing can be decided from: what is wrong, where, and how to get a right one."""
+"""Unusable profiles: the error, its place, and how to get a right profile."""
 
 import math
 from collections.abc import Iterator

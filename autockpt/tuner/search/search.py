@@ -1,10 +1,10 @@
 """The search as questions and answers: which write to measure next, and when it is enough.
 
-    seeds   the default, and the best predicted candidate of each path x codec category
-    search  Optuna, which was told of the seeds, as long as the budget leaves room for the final
-    final   the three best so far and the default in turn, in whole rounds, as far as it goes
+        seeds   the default, and the best predicted candidate of each path x codec category
+        search  Optuna, with the results of the seeds, while the budget leaves room for the final
+        final   the three best so far and the default in turn, in whole rounds, until it is spent
 
-Time is no argument: whoever measures calls `enough` when the search has to end.
+The search reads no clock: the measuring code calls `enough` when the search has to end.
 """
 
 import math
@@ -25,7 +25,7 @@ ROUNDS = 4
 EXPLORED = 0.6
 """At most this part of the budget before the final."""
 HOPELESS = 2.0
-"""Times the best so far: what is expected beyond it is not proposed."""
+"""Factor over the best so far: candidates expected to take longer are not proposed."""
 MISTAKEN = 2.0
 """Times as fast or slow as profiled: from here on the profile's figure of the storage is wrong."""
 LEAST_BUDGET = 2 * ROUNDS + 2
@@ -69,7 +69,7 @@ class Search:
     model: Model
     proposer: Proposer
     budget: int
-    """Most measurements, those of the final among them."""
+    """Most measurements, including the final."""
     earlier: tuple[EarlierTry, ...] = ()
     """Of searches before this one: not explored again."""
     trials: list[Trial] = field(default_factory=list)
@@ -147,7 +147,7 @@ class Search:
 
     @property
     def real_model(self) -> Model:
-        """The model; where the storage is not what was profiled, by what was measured of it."""
+        """Return the model, corrected if the storage measured otherwise than in the profile."""
         times = self.default_times
         known = 1.0 / MISTAKEN <= times <= MISTAKEN
         return self.model.corrected(1.0 if known else times)

@@ -1,4 +1,4 @@
-"""What can be chosen about a write, and what may not: candidates with the reason against each."""
+"""The candidates for a write, and the excluded ones with the reason against each."""
 
 import itertools
 from collections import Counter
@@ -119,7 +119,10 @@ class Space:
         return Counter(filter(None, map(self.refusal, self.candidates())))
 
     def allowed(self) -> list[Candidate]:
-        """What may be chosen.  Raises ConfigError where nothing is left beside the default."""
+        """Return the allowed candidates.
+
+        Raises ConfigError where nothing is left beside the default.
+        """
         everything = self.candidates()
         allowed = [c for c in everything if not self.refusal(c)]
         if len(allowed) < 2:

@@ -1,4 +1,4 @@
-"""What would weeks of this job look like under that strategy?  Seeded, discrete-event, pure.
+"""Weeks of this job, simulated under a strategy.  Seeded, discrete-event, pure.
 
     history (failures on a clock) + strategy (levels and when they save)  ->  replay  ->  outcome
 

@@ -28,7 +28,7 @@ class _Replay:
     held: dict[str, int] = field(default_factory=dict)
     """Newest iteration that each place can restore, 0 being the beginning."""
     kept: int = 0
-    """Iterations that count, net of those that were taken back."""
+    """Iterations that count, without the rolled back ones."""
     partial_s: float = 0.0
     """Work of the iterations after the last checkpoint, at the end."""
     spent: dict[str, float] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class _Replay:
         self._drain(source, back)
 
     def _lose(self, failure: Failure) -> None:
-        """What the dead levels held is gone."""
+        """Remove the checkpoints of the dead levels."""
         alive = {level.place for level in self.strategy.serves(failure.nodes)}
         self.held = {place: step for place, step in self.held.items() if place in alive}
 
@@ -148,7 +148,7 @@ class _Replay:
             self.spent["slow"] += count * level.slowdown_s
 
     def _train_on(self, elapsed_s: float) -> None:
-        """Train until the end; what was done counts, whether it is saved or not."""
+        """Train until the end; completed iterations count, saved or not."""
         last = self._last(elapsed_s)
         rest_s = elapsed_s - (self._begin_s(last) if last else 0.0)
         self._book(max(0, last - 1))

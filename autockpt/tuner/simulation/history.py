@@ -128,8 +128,8 @@ def from_trace(
 ) -> History:
     """The history of a trace: starts within `window_s` of the first of them are one failure.
 
-    `nodes` counts the job's nodes.  A node that is out is replaced by a spare; with `spares` None
-    there is always one, else the job waits while more than `spares` are out.
+    `nodes` counts the job's nodes.  A spare replaces a node that is out.  With `spares` None there
+    is always one; else the job waits while more than `spares` are out.
     """
     ordered = sorted((d for d in downs if d.start_s < length_s), key=lambda d: d.start_s)
     failures: list[Failure] = []

@@ -1,4 +1,4 @@
-"""A job in ten numbers as a Profile, so that a cluster nobody has measured is decided like one.
+"""A job in ten numbers as a Profile, so that a cluster can be planned without measurements.
 
 Everything here is assumed and says so; a profile of the real job replaces it.
 """
@@ -30,11 +30,11 @@ SURE = 1e2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What one node does and has; all nodes are alike."""
+    """The load and hardware of one node; all nodes are alike."""
 
     iteration_s: float
     state_bytes: float
-    """What one node saves."""
+    """Bytes that one node saves."""
     copy_bytes_per_s: float
     """Devices to pinned host memory, the whole node."""
     disk_bytes_per_s: float
@@ -150,8 +150,8 @@ def with_recovery(profile: Profile, *, detect_s: float | None, restart_s: float 
 def with_network(profile: Profile, *, bytes_per_s: float, idle: float, known: bool) -> Profile:
     """The same job with a link between nodes that idles for a fraction of each iteration.
 
-    What is sent while it does not idle stands in the training's way.  `known`: the speed was said,
-    so that policies may choose to use it; else only those that are told to.
+    Traffic outside the idle part delays the training.  `known`: the speed counts as measured, so
+    that policies may choose to use it.  Otherwise only policies with explicit redundancy use it.
     """
     link = replace(_link("host_to_peer", bytes_per_s), between_nodes=known)
     busy = InterferenceMeasure(

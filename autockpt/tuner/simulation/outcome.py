@@ -75,7 +75,7 @@ def meta_ettr(*, cost_s: float, period_s: float, failures_per_s: float, restart_
 def moevement_ettr(*, cost_s: float, period_s: float, failures_per_s: float) -> float:
     """MoEvement's ETTR for dense checkpoints.
 
-    Source: 1 / (1 + T_ckpt / (T_iter I)) / (1 + E[R] / MTBF), E[R] = T_iter I / 2; T_ckpt =
+    Source: 1 / (1 + T_ckpt / (T_iter I)) / (1 + E[R] / MTBF), E[R] = T_iter I / 2.  T_ckpt =
     cost_s, T_iter I = period_s less the cost, MTBF = 1 / failures_per_s.
     """
     work_s = period_s - cost_s

@@ -52,8 +52,8 @@ def risk(
 ) -> Risk:
     """Goodput of each strategy over `draws` worlds; the same arguments give the same result.
 
-    `memory_per_s`, `disk_per_s`: mean rates of what memory survives and of what it does not;
-    `shape`: of the Gamma that their sum has, the mix being known.
+    `memory_per_s`, `disk_per_s`: mean rates of the failures that memory survives and does not
+    survive.  `shape`: of the Gamma of their sum; the mix is known.
     Raises ConfigError where nothing ever fails.
     """
     total = memory_per_s + disk_per_s

@@ -1,6 +1,6 @@
 """Every strategy by name: presets by the policies themselves, the others by their rule.
 
-A rule turns a profile into levels and a calendar and knows nothing of what will happen.
+A rule turns a profile into levels and a calendar and knows nothing of the future.
 """
 
 import math
@@ -48,7 +48,7 @@ DISK_OF_GEMINI_S = 3 * 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """What a node can send to a peer beside the training's own traffic."""
+    """Traffic that a node can send to a peer beside the training's own."""
 
     bytes_per_s: float
     idle: float
@@ -158,7 +158,7 @@ def two_tiers(
 ) -> Strategy:
     """Memory every `memory_steps` iterations (0: off), disk every `disk_steps`, a multiple.
 
-    With `in_flight` saves under way at most, those that come due beyond that are skipped; 0: they
+    With `in_flight` saves under way at most, saves that come due beyond that are skipped. 0: they
     cannot pile up.  Raises ConfigError if the intervals are not nested.
     """
     base = memory_steps or disk_steps
@@ -197,7 +197,7 @@ def fixed(name: str, bench: Bench, interval_s: float) -> Strategy:
 def blocking(name: str, bench: Bench, form: Callable[[float, float], float]) -> Strategy:
     """A blocking save, `form` giving the work between two from C, its cost, and M, the MTBF.
 
-    Source: Young 1974, Daly 2006; M is what is believed.
+    Source: Young 1974, Daly 2006; M is the assumed MTBF.
     """
     tiers = _alone(bench, "sync")
     interval_s = form(tiers.disk.exposed_s, 1.0 / bench.profile.failures.interruptions_per_s)
@@ -247,7 +247,7 @@ def checkfreq_released(bench: Bench) -> Strategy:
 
 
 def neighbours(nodes: int) -> Placement:
-    """Nodes 0 and 1, 2 and 3, ...: pairs of somebody who knows nothing of racks.
+    """Nodes 0 and 1, 2 and 3, ...: pairs chosen without knowledge of racks.
 
     An odd number ends with a ring of three, as in Gemini's mixed placement.
     """

@@ -1,4 +1,4 @@
-"""What a strategy is to the simulator: levels of checkpoints, and a calendar of when they come.
+"""A strategy as the simulator sees it: levels of checkpoints, and a calendar of their times.
 
 A level is a place that checkpoints go to and that serves some failures: this node's memory, the
 memory of a peer, the disk.  A calendar answers in closed form when the j-th checkpoint after a
@@ -19,7 +19,7 @@ Place = Literal["memory", "peer", "disk"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """One place, what a checkpoint costs there, and what coming back from it takes."""
+    """One place, the cost of a checkpoint there, and the cost of a restore from it."""
 
     place: Place
     every: int
@@ -44,7 +44,7 @@ class Calendar(Protocol):
     """When checkpoints come, counted in iterations of useful work.
 
     `first` is the iteration that the job resumed from, `taken` how many checkpoints it had begun
-    before that; j = 1 is the first checkpoint after it.
+    before that. j = 1 is the first checkpoint after it.
     """
 
     def step(self, first: int, taken: int, j: int) -> int:
