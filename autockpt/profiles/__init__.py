@@ -2,6 +2,6 @@
 
     probes/*  --samples-->  estimators  --measures-->  assemble  -->  values.Profile
 
-Everything here but `probes/` is pure: no torch, no files, no clocks.  Which bytes move and who
-moves them comes from outside (`autockpt/profiling/`), so that what is timed is what will run.
+Everything here but `probes/` is pure: no torch, no files, no clocks.  The caller in
+`autockpt/profiling/` supplies the bytes and their mover, so the probes time the code that will run.
 """

@@ -1,7 +1,7 @@
 """Measures -> the Profile, with a sentence for everything that is missing or unsteady.
 
-Two ways in: `assemble` for `autockpt profile`, which probed at leisure, and `profile_from_run` for
-a run without a profile, which knows only what its own first iterations showed.
+There are two entries.  `assemble` serves `autockpt profile`, which probed at leisure.
+`profile_from_run` serves a run without a profile, which knows only its own first iterations.
 """
 
 import math
@@ -51,7 +51,7 @@ UNSURE_SLOWDOWN = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """What is known without timing anything; both ways to a profile need it."""
+    """Facts known without timing anything; both ways to a profile need them."""
 
     fingerprint: Fingerprint
     created: str
@@ -211,7 +211,7 @@ def derive_recovery(
     *,
     ranks: int,
 ) -> RecoveryTimes:
-    """`known` with restores that were only assumed replaced by those that follow from probes.
+    """Return `known` with its assumed restores replaced by restores computed from the probes.
 
     The storage of a node serves its `ranks` together, `state_bytes` each; from memory each copies
     its own.

@@ -1,8 +1,9 @@
-"""What nodes share and lose together, from what a cluster says about itself.  Texts in, labels out.
+"""Failure domains that nodes share, from a cluster's description.  Texts in, labels out.
 
-Two kinds of sources: tables of all nodes (a CSV or YAML file, Slurm's topology.conf), and what one
-node knows of itself (an environment variable, SLURM_TOPOLOGY_ADDR), exchanged when a job starts.
-Levels stand largest first: a power supply before its racks, a core switch before its leaves.
+There are two kinds of sources.  Tables of all nodes are a CSV or YAML file, or Slurm's
+topology.conf.  A node's own knowledge (an environment variable, SLURM_TOPOLOGY_ADDR) is exchanged
+when a job starts.  Levels stand largest first: a power supply before its racks, a core switch
+before its leaves.
 """
 
 import csv

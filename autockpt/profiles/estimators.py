@@ -1,9 +1,9 @@
 """Samples -> measures, with spreads.  Pure: numpy, no files, no clocks, no torch.
 
 Times of machines are skewed: most samples sit near the floor and some are late.  So fits ignore
-what lies far off the line, comparisons are made pair by pair on logarithms (twice as fast and half
-as fast cancel out) with the extremes cut, and whatever stays unsteady becomes a sentence that says
-by how much and what to run again.
+points far off the line.  Comparisons are made pair by pair on logarithms (twice as fast and half as
+fast cancel out) with the extremes cut.  Any remaining unsteadiness becomes a sentence that says by
+how much and which command to run again.
 """
 
 from collections import defaultdict
@@ -139,8 +139,8 @@ def _weighted_line(size: Floats, time: Floats, weight: Floats) -> tuple[float, f
 def slowdown(quiet_s: Sequence[float], busy_s: Sequence[float], *, seed: int = 0) -> Distribution:
     """Relative slow-down busy/quiet - 1 of interleaved pairs; busy_s[i] belongs to quiet_s[i].
 
-    The mean is the trimmed mean of the pairs' log ratios; the percentiles are those of its
-    bootstrap, so p10..p90 is how well it is known, not how much iterations scatter.
+    The mean is the trimmed mean of the pairs' log ratios.  The percentiles come from its bootstrap,
+    so p10..p90 is how well it is known, not how much iterations scatter.
     Raises ConfigError without pairs.
     """
     if not quiet_s or len(quiet_s) != len(busy_s):

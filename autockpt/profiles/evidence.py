@@ -1,6 +1,6 @@
 """Evidence about failures, counted and faded: our own log and the records of others alike.
 
-Evidence is events and exposure.  Both fade with a half-life, because clusters change: an event of
+Evidence is events and exposure.  Both fade with a half-life, because clusters change.  An event of
 age t counts 2^(-t / H), and exposure is the integral of the same weight over its seconds.  Runs and
 jobs that ended well are exposure without an event: censored, not ignored.
 """
@@ -14,13 +14,13 @@ from autockpt.values.failure import FailureHistory, FailureRecord, Incident
 
 DAY_S = 86400.0
 TOGETHER = 4
-"""1, 2, 3 and at least 4 nodes lost together are told apart."""
+"""Classes of node losses by size: 1, 2, 3 and at least 4 nodes lost together."""
 TOGETHER_S = 600.0
 """Losses within this time are one to redundancy: copies need minutes to be made anew."""
 OFFENDER_EVENTS = 3
 OFFENDER_CHANCE = 0.01
-"""A node is a repeat offender with three events or more, if in a fleet of equal nodes the chance
-that any one has so many is below 1 %."""
+"""A node is a repeat offender with three events or more, if this is unlikely in a fleet of equal
+nodes: a chance below 1 % for any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +83,10 @@ def own_evidence(
 
 
 def imported_evidence(history: FailureHistory, *, half_life_s: float | None) -> Evidence:
-    """Of somebody else's record; ages are wall time before its newest moment.
+    """Return the evidence of an imported record; ages are wall time before its newest moment.
 
-    A record that knows of nodes only, as a kernel log, says nothing about the mix of classes: what
-    died with a process alone is not in it.
+    A record that knows of nodes only, as a kernel log, says nothing about the mix of classes: it
+    lacks the failures of single processes.
     """
     total, end_s = Evidence(), history.end_s
     for incident in history.incidents:
@@ -125,9 +125,9 @@ def simultaneous(
 def repeat_offenders(history: FailureHistory, *, nodes: int) -> dict[str, int]:
     """Events of the nodes that fail more often than chance allows among `nodes` equal ones.
 
-    Source: a binomial test of each node's events among all, of which equal nodes have the same
-    share each, with Bonferroni's correction for the number of nodes; lemon nodes are few and cause
-    a large part of all failures.
+    Source: a binomial test of each node's events among all, with Bonferroni's correction for the
+    number of nodes.  Equal nodes have the same share each.  Lemon nodes are few and cause a large
+    part of all failures.
     """
     counts = Counter(name for one in history.incidents for name in one.nodes)
     total, fleet = sum(counts.values()), max(nodes, len(counts))
@@ -143,7 +143,7 @@ def repeat_offenders(history: FailureHistory, *, nodes: int) -> dict[str, int]:
 
 
 def weight(age_s: float, half_life_s: float | None) -> float:
-    """What an event of this age counts; 1 without a half-life."""
+    """Weight of an event of this age; 1 without a half-life."""
     return 1.0 if half_life_s is None else 2.0 ** (-age_s / half_life_s)
 
 

@@ -2,10 +2,10 @@
 
 Two Poisson processes add up: one per node (hardware; grows with the job), one per job (software,
 storage, control plane; does not).  Each rate is Gamma-distributed: n events in E days of exposure
-turn Gamma(a, b) into Gamma(a + n, b + E); its mean is the Bayes action for the first-order waste.
+turn Gamma(a, b) into Gamma(a + n, b + E).  Its mean is the Bayes action for the first-order waste.
 Exposure is training time: failures while idle do not count, and runs that ended well count as
-exposure.  `evidence` counts and fades.  Which part of the failures is of which class, and how many
-nodes are lost together, are Dirichlet-distributed with weights that the events are added to.
+exposure.  `evidence` counts and fades.  The shares of the classes, and the number of nodes lost
+together, are Dirichlet-distributed.  Events are added to their weights.
 
 Source: docs/policy.md, "Unknown failure rates".
 """
@@ -34,10 +34,11 @@ JOB_PRIOR = RatePosterior(
 )
 """Gamma(1, 10 days)."""
 ALTERNATIVES = ((10.0, 0.03), (100.0, 1e-3), (1e3, 3e-5), (1e4, 1e-6), (1e5, 3e-8))
-"""The prior may be wrong by these factors k, with odds of about k^(-3/2): a job that fails every 20
-minutes, or every 20 seconds, is believed after a few failures instead of after ten days.  Without
-any event they do not count.  A compromise: odds of 1 / k take one failure after 20 minutes for 10 a
-day (these for 2), odds of 1 / k^2 believe a bad cluster later; `make bench-tuner` has the regret.
+"""The prior may be wrong by these factors k, with odds of about k^(-3/2).  A job that fails every
+20 minutes, or every 20 seconds, is then believed after a few failures instead of after ten days.
+Without any event they do not count.  It is a compromise.  Odds of 1 / k take one failure after 20
+minutes for 10 a day (these for 2).  Odds of 1 / k^2 believe a bad cluster later.  `make
+bench-tuner` has the regret.
 """
 CLASS_PRIOR: dict[Kind, float] = {
     "process": 3.5,
@@ -49,8 +50,8 @@ CLASS_PRIOR: dict[Kind, float] = {
 """Dirichlet prior with the weight of 10 failures: 35 % leave the node's memory alive, 7 % take more
 nodes than one at once.  A judgement from published cause mixes (20 to 50 %, 7 to 14 %)."""
 TOGETHER_PRIOR = (5.5, 0.45, 0.12, 0.13)
-"""The same of 1, 2, 3 and at least 4 nodes lost together: 11 % and 4 % with at least 2 and 3, as
-within 10 to 30 minutes on 400 GPU servers over 348 days; independent failures would give 1 %."""
+"""The same of 1, 2, 3 and at least 4 nodes lost together. 11 % take at least 2 and 4 % at least 3,
+within 10 to 30 minutes on 400 GPU servers over 348 days.  Independent failures would give 1 %."""
 HALF_LIFE_S = 21 * DAY_S
 """Half-life of evidence: within the 14 to 30 days that follow a drifting fleet.  In training time
 for our own log, in wall time for the records of others."""
@@ -93,7 +94,7 @@ def estimate_rates(
 def with_history(
     rates: FailureRates, history: FailureHistory, *, half_life_s: float | None = HALF_LIFE_S
 ) -> FailureRates:
-    """What was known with the record of somebody else added: `rates` are the prior."""
+    """Return the rates updated by an imported record: `rates` are the prior."""
     return _updated(rates, imported_evidence(history, half_life_s=half_life_s))
 
 
@@ -105,8 +106,8 @@ def estimate_recovery(
 ) -> RecoveryTimes:
     """Detection, restart and restore: means of the history, else derived, else assumed.
 
-    `restore_memory_s` and `restore_disk_s` are what a trial load or the links of the profile
-    predict; they count only where no restore from that source is on record.
+    `restore_memory_s` and `restore_disk_s` are predicted by a trial load or the links of the
+    profile.  They count only where no restore from that source is on record.
     """
     return RecoveryTimes(
         detect=_estimate([r.detect_s for r in records], ASSUMED_DETECT_S),
@@ -148,7 +149,7 @@ def _weights(prior: FailureRates) -> dict[str, float]:
 def _posterior(prior: RatePosterior, n: float, count: int, days: float, unit: str) -> RatePosterior:
     """Gamma with the mean of the mixture posterior, and a shape of one and each (faded) event.
 
-    With events the prior stands beside `ALTERNATIVES`, each weighed by how well it foresaw them:
+    With events, the prior stands beside `ALTERNATIVES`, each weighed by how well it foresaw them.
     Gamma(a, b / k) foresees n events in E days with b_k^a / (b_k + E)^(a + n).
     """
     shape = prior.shape + n

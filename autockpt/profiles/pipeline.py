@@ -1,19 +1,19 @@
 """Where a pipeline idles, by a list scheduler: orders of chunks and their times -> gaps.
 
-Each rank runs its chunks in its order, each as soon as what it needs is there:
+Each rank runs its chunks in its order, each as soon as its inputs are there:
 
-    forward(stage s)   needs forward(s - 1), one transfer later if that is another rank
-    backward(stage s)  needs backward(s + 1) likewise; on the last stage its own forward
-    weights(stage s)   needs inputs(s)
+        forward(stage s)   needs forward(s - 1), one transfer later if that is another rank
+        backward(stage s)  needs backward(s + 1) likewise; on the last stage its own forward
+        weights(stage s)   needs inputs(s)
 
 Between two chunks a rank's host sends, receives and goes on, which takes time of its own and
 overlaps with waiting.  The optimizer's step ends the iteration of a rank, and the next begins at
-once: no rank waits for another between iterations.  So the gap at the end of one iteration goes on
-at the beginning of the next, and a steady iteration is read off after the first ones.
+once: no rank waits for another between iterations.  So the gap at the end of one iteration
+continues at the beginning of the next.  A steady iteration is read off after the first ones.
 
-Times of a stage (`constant_work`) are the same in every iteration.  Measured ones are not, and a
-rank that waits for the later of two waits longer than for the later of two medians: `replayed`
-takes what every chunk of every iteration took.
+Times of a stage (`constant_work`) are the same in every iteration.  Measured ones are not.  A rank
+that waits for the later of two waits longer than for the later of two medians.  So `replayed` takes
+the measured times of every chunk of every iteration.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class ChunkTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankWork:
-    """What one rank has to do in an iteration, whatever it waits for; seconds."""
+    """Work of a rank in an iteration, without its waits; seconds."""
 
     chunks_s: tuple[float, ...]
     """Of each chunk, in its order."""

@@ -104,7 +104,7 @@ class TensorFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSamples:
-    """What a real run saw in its first iterations; the input of `assemble.profile_from_run`."""
+    """Samples of a real run's first iterations; the input of `assemble.profile_from_run`."""
 
     quiet_s: tuple[float, ...]
     """Iterations without any background work, seconds."""
@@ -121,7 +121,7 @@ class RunSamples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSample:
-    """What one rank ran in one iteration, from boundary to boundary (ends of optimizer steps)."""
+    """Chunks of one rank in one iteration, from boundary to boundary (ends of optimizer steps)."""
 
     marks: tuple[str, ...]
     """Chunks of a pipeline (0F3), or collectives, in the order in which they began."""
@@ -131,4 +131,4 @@ class TraceSample:
     """When the optimizer's step began, since the boundary."""
     iteration_s: float
     probe_s: float = 0.0
-    """What the recording took of it."""
+    """Time that the recording took of it."""

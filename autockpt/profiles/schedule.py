@@ -1,7 +1,7 @@
 """How many iterations a profile takes and what runs beside each.  Pure: numbers in, a list out.
 
-All ranks compute the same list from the same numbers (agreed once, after the warm-up), so all stop
-at the same step although nobody waits for anybody.
+All ranks compute the same list from the same numbers (agreed once, after the warm-up).  So all stop
+at the same step without waiting for each other.
 
     warm-up | quiet ... | blocking probes | settle | round 1 | round 2 | ...
                                                      \\ quiet, copy, write, persist in random order

@@ -1,4 +1,4 @@
-"""Iterations as they ran -> the windows in which a rank idles, and what they belong to."""
+"""Recorded iterations -> the windows in which a rank idles, and their place in the iteration."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from autockpt.values.profile import Bubble, Distribution, IterationTrace, Profil
 SHORTEST_S = 200e-6
 """A gap below this (p50) takes no chunk worth its start."""
 STRAGGLER = 1.5
-"""Chunks of a stage that take so many times the others' are said to."""
+"""Factor over the other chunks' time from which the chunks of a stage are reported as slow."""
 OVERHEAD_LIMIT = 0.01
 """Beyond this fraction of an iteration the probe disturbs what it measures."""
 
@@ -26,7 +26,7 @@ def usual(samples: Sequence[TraceSample]) -> list[TraceSample]:
 
 
 def trace(samples: Sequence[TraceSample], *, rank: int, schedule: str = "") -> IterationTrace:
-    """What the iterations have in common.  Raises ConfigError without samples."""
+    """Return the common parts of the iterations.  Raises ConfigError without samples."""
     kept = usual(samples)
     chunks: dict[str, list[float]] = {}
     for sample in kept:
@@ -102,7 +102,7 @@ def window_warnings(profile: Profile) -> list[str]:
 
 
 def stragglers(traces: Sequence[IterationTrace]) -> list[str]:
-    """Stages whose chunks take longer than those of the others: gaps elsewhere wait for them."""
+    """Return stages whose chunks take longer than the others': gaps elsewhere wait for them."""
     said = []
     chunks = chunk_times([trace for trace in traces if trace.schedule])
     for kind in "FBIW":

@@ -1,7 +1,7 @@
 """Arguments of a script as they may be written down: without what looks like a secret.
 
 A run directory and its report are shown around, and scripts get keys on their command line all the
-same.  A secret is known by the name of its option (`--api-key K`, `db.password=K`), by the form of
+same.  A secret is recognised by its option's name (`--api-key K`, `db.password=K`), by the form of
 well-known keys, or as the user part of an address.  What looks like none of them is kept.
 """
 

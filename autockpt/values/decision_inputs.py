@@ -11,7 +11,7 @@ from autockpt.values.profile import Estimate, FailureRates, RecoveryTimes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierCost:
-    """What one checkpoint of a tier costs, and the failures it serves."""
+    """Cost of one checkpoint of a tier, and the failures it serves."""
 
     stall_s: float
     """s: training blocked, beyond the stall of the tier below whose snapshot it shares."""
@@ -41,7 +41,7 @@ class TierCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Habit:
-    """A blocking save every 30 minutes, to disk only: what a plan is compared with."""
+    """A blocking save every 30 minutes, to disk only: the habit that plans are compared with."""
 
     disk: TierCost
     interval_steps: int
@@ -51,7 +51,7 @@ class Habit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionInputs:
-    """What a decision was made from, with the source of each part."""
+    """The inputs of a decision, with the source of each part."""
 
     iteration_s: float
     """Quiet iteration, without any checkpoint work."""
@@ -77,6 +77,6 @@ class DecisionInputs:
 
     @property
     def rate_assumed(self) -> bool:
-        """Nobody declared how often the job fails, and no failure is on record."""
+        """No MTBF is declared, and no failure is on record."""
         events = self.failures.per_node.events + self.failures.per_job.events
         return self.declared_mtbf_s is None and not events

@@ -6,11 +6,11 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DegradedTier:
-    """Which, since when, why, and what is done about it."""
+    """The tier, the start, the cause, and the response."""
 
     tier: Literal["memory", "other nodes", "disk", "object store"]
     since: str
-    """UTC, ISO 8601; "" where no clock was told."""
+    """UTC, ISO 8601; "" where no clock was available."""
     because: str
     """The last error."""
     doing: str

@@ -1,18 +1,18 @@
-"""Every error autockpt raises, split by what the reader does next.
+"""Every error autockpt raises, split by the reader's next step.
 
-    AutockptError
-      ConfigError              fix the input (script, policy file, option, state)
-      StaleProfileError        run `autockpt profile` again
-      DirectoryBusyError       another live run owns the directory
-      StorageError             the target cannot be written or read now
-      CorruptCheckpointError   restore an older one
-      NoCheckpointError        generations were committed, none can be restored
-        RestartError           start it again: the next start may succeed
-      GuardError               refused for safety
-        NoRoomError            ask again later: the host has no memory for it now
-      RollbackError            nothing: the launcher starts the script again
-      ProtocolError            a bug of ours or a foreign keeper; the training goes on unprotected.
-      LostNodesError           look at the other launchers, start the job again
+        AutockptError
+          ConfigError              fix the input (script, policy file, option, state)
+          StaleProfileError        run `autockpt profile` again
+          DirectoryBusyError       another live run owns the directory
+          StorageError             the target cannot be written or read now
+          CorruptCheckpointError   restore an older one
+          NoCheckpointError        checkpoints were committed, none can be restored
+            RestartError           start it again: the next start may succeed
+          GuardError               refused for safety
+            NoRoomError            ask again later: the host has no memory for it now
+          RollbackError            nothing: the launcher starts the script again
+          ProtocolError            a bug, or a foreign keeper; training goes on unprotected
+          LostNodesError           look at the other launchers, start the job again
 
 A message says what, where, expected and got with units, and the next step.
 """

@@ -1,4 +1,4 @@
-"""What the exit code of a run says, and what to do then: the table of `docs/exit_codes.md`.
+"""Meaning of a run's exit code, and the next step: the table of `docs/exit_codes.md`.
 
 Codes of errors are `exit_code` in `values/errors.py`, those below 64 and above 127 are usual ones.
 91 to 94 are autockpt's own: no other program of a training is known to use them.
@@ -7,7 +7,7 @@ Codes of errors are `exit_code` in `values/errors.py`, those below 64 and above 
 import signal
 
 SAVED_REQUEUE = 75
-"""A signal that announces an end came, and what was trained is durable: EX_TEMPFAIL."""
+"""A signal announced an end, and all training so far is durable: EX_TEMPFAIL."""
 ANNOUNCED = (128 + signal.SIGUSR1, 128 + signal.SIGUSR2)
 """Codes after the signals that only schedulers send, ahead of an end."""
 

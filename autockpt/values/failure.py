@@ -9,13 +9,14 @@ from typing import Literal
 from autockpt.values.errors import ConfigError
 
 Kind = Literal["process", "node", "nodes", "storage", "silent"]
-"""process: the node's memory survived; node: one node's did not; nodes: several at once; storage:
-the place of the checkpoints was gone; silent: the state was wrong before anybody noticed."""
+"""process: the node's memory survived; node: one node lost its memory; nodes: several at once.
+storage: the place of the checkpoints was gone. silent: the state was wrong before it was
+noticed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRecord:
-    """One interruption of the job, as one node met it, and what it took to go on."""
+    """One interruption of the job, as one node met it, and its recovery times."""
 
     schema_version: int = 1
     wall: str
@@ -30,7 +31,7 @@ class FailureRecord:
     exposure_s: float
     """Training time since the previous interruption or the start; the posterior's exposure."""
     detect_s: float | None = None
-    """Until the launcher decided to restart; 0 where nobody told that apart from the restart."""
+    """Until the launcher decided to restart; 0 where `restart_s` includes it."""
     restart_s: float | None = None
     """From then on, without the restore."""
     restore_s: float | None = None
@@ -80,11 +81,11 @@ def _apart(records: Iterable[FailureRecord]) -> list[list[FailureRecord]]:
 
 
 _RANKS = {"process": 0, "node": 1, "storage": 1, "silent": 1, "script": 2}
-"""What the script did to one node it did to all: the others only saw their peer vanish."""
+"""An exception of the script on one node hit all nodes: the others only saw their peer vanish."""
 
 
 def _worst(records: Sequence[FailureRecord]) -> FailureRecord:
-    """What the node says that lost most: memory before a process, then the longest restore."""
+    """Return the record with the largest loss: memory before a process, then longest restore."""
     worst = max(records, key=lambda one: (_RANKS[one.kind], one.restore_s or 0.0))
     return replace(
         worst,
@@ -137,7 +138,7 @@ def without_progress(lives: Sequence[Life]) -> tuple[Life, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """One interruption of a job, as somebody else's record has it."""
+    """One interruption of a job, from an imported record."""
 
     at_s: float
     """Seconds since 1970 where the record has dates, else since its beginning."""
@@ -182,7 +183,7 @@ class Exposure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureHistory:
-    """What a cluster's record says: interruptions, and how long nothing interrupted."""
+    """The record of a cluster: interruptions, and the time without any."""
 
     schema_version: int = 1
     source: str
@@ -191,7 +192,7 @@ class FailureHistory:
     """Oldest first."""
     exposures: tuple[Exposure, ...]
     notes: tuple[str, ...] = ()
-    """What was assumed or left out, in sentences."""
+    """Assumptions and omissions, in sentences."""
 
     @property
     def end_s(self) -> float:

@@ -20,7 +20,7 @@ class Generation:
     term: int
     """Incarnation of the run, +1 for every claim of the directory; the fencing token; >= 1."""
     attempt: int = 0
-    """Times that the steps went back within the term: the last step is saved again, or a loop
+    """Times that the steps went back within the term.  The last step is saved again, or a loop
     begins behind iterations that were counted before it."""
     step: int
     """Training steps that the state has; the same on all ranks, and it grows within an attempt."""

@@ -1,8 +1,8 @@
-"""What a pipeline schedule is: for each rank, the order in which it runs its chunks.
+"""A pipeline schedule: for each rank, the order in which it runs its chunks.
 
-An order is a value: written down here for the two schedules that are loops in torch's source, read
-from torch's schedule objects for all others.  (torch's own table of 1F1B gives its last rank the
-micro-batches 1 to m, and is not what its loop runs.)
+An order is a value.  The orders of the two schedules that are loops in torch's source are written
+down here; all others are read from torch's schedule objects.  (torch's own table of 1F1B gives its
+last rank the micro-batches 1 to m, and is not what its loop runs.)
 """
 
 import hashlib
@@ -32,7 +32,7 @@ class Action:
 
 
 Order = tuple[Action, ...]
-"""What one rank runs in an iteration, first to last."""
+"""The chunks that one rank runs in an iteration, first to last."""
 
 
 def parse_order(texts: Iterable[str]) -> Order:
@@ -79,5 +79,5 @@ def one_f_one_b_orders(ranks: int, microbatches: int) -> tuple[Order, ...]:
 
 
 def order_digest(marks: Iterable[object]) -> str:
-    """Fingerprint of what one rank runs in an iteration: another order, another digest."""
+    """Digest of the chunks that one rank runs in an iteration, in their order."""
     return hashlib.sha256(" ".join(map(str, marks)).encode()).hexdigest()[:16]

@@ -6,11 +6,11 @@ A placement is a list of disjoint *cells*, and memory survives a loss if every c
 * ring: each member's shard is on it and the next `tolerates`; lost if more in a row are.
 * parity: any `tolerates` members can be rebuilt from the rest (1: XOR; more: Reed-Solomon).
 
-Nodes that share a rack or a power supply fail together, so they are dealt to different cells like
-cards: sorted by domain and given out one by one, no cell gets two of a domain that has no more
-nodes than there are cells.  Without known domains partners stand as far apart as they can.
+Nodes that share a rack or a power supply fail together.  So nodes are sorted by domain and dealt
+one by one, like cards, to different cells.  A domain that has no more nodes than there are cells
+has at most one in each.  Without known domains partners stand as far apart as they can.
 
-After a loss only the cells that were hit are placed anew: nobody else moves bytes.
+After a loss only the cells that were hit are placed anew; all other nodes move no bytes.
 """
 
 import functools
@@ -28,7 +28,7 @@ class FailureDomains:
     """What nodes share and lose together.  Empty: not known."""
 
     levels: tuple[str, ...] = ()
-    """Names of what they share, the largest first: power, rack, host."""
+    """Names of the shared domains, the largest first: power, rack, host."""
     labels: tuple[tuple[str, ...], ...] = ()
     """By node, one label for each level; nodes with the same label share that domain."""
 
@@ -208,9 +208,9 @@ def rank_sets(cell: Cell, here: Mapping[int, Sequence[int]]) -> tuple[tuple[int,
 
     `here`: the ranks of every node.
 
-    Ranks are dealt node by node to as many sets as the fullest node has ranks, so that sets differ
-    by one member at most: where these are too small, no other sets are large enough, because each
-    rank of that node needs one of its own.  Raises ConfigError there.
+    Ranks are dealt node by node to as many sets as the fullest node has ranks, so set sizes differ
+    by at most one.  If these sets are too small, no others are large enough, because each rank of
+    that node needs its own set.  Raises ConfigError there.
     """
     ranks = {node: here.get(node, ()) for node in cell.members}
     fullest = max(cell.members, key=lambda node: len(ranks[node]))
@@ -291,8 +291,8 @@ def _deal(
 ) -> list[tuple[int, ...]]:
     """Give out nodes one by one, each to the next cell in which its domains are met least.
 
-    `known` remembers how well nodes of the same domains were served, so that the search ends there:
-    dealing 4,096 nodes looks at few more cells than that.
+    `known` remembers how well nodes of the same domains were served, and ends the search there.
+    Dealing 4,096 nodes looks at few more cells than that.
     """
     cells: list[list[int]] = [[] for _ in sizes]
     known: dict[tuple[str, ...], tuple[int, ...]] = {}

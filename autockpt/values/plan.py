@@ -72,11 +72,11 @@ class Staging:
     """How bytes move from the live state through host memory to storage."""
 
     schedule: Schedule = "lazy"
-    """lazy: copied under the next forward and backward; blocking: copied inside the boundary;
-    windows: lazily, in the gaps in which the training idles, as far as they take it."""
+    """lazy: copied under the next forward and backward; blocking: copied inside the boundary.
+    windows: lazily, in the gaps in which the training idles, as far as they suffice."""
     compare: tuple[Schedule, ...] = ()
-    """Schedules that snapshots take in turn instead, the one expected to cost least first, until
-    the run has measured which does; (): there is nothing to measure."""
+    """Schedules that snapshots take in turn instead, the one with the least expected cost first,
+    until the run has measured which costs least. (): there is nothing to measure."""
     compare_writes: tuple[WriteWay, ...] = ()
     """Ways of writing that checkpoints to disk take in turn in the same manner."""
     window_margin: float = 0.2
@@ -208,7 +208,7 @@ class CheckpointPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What a plan promises; compared with what is observed."""
+    """The promise of a plan; compared with the observations."""
 
     stall_s: float
     """Per snapshot; where training waits for the disk, per checkpoint to disk, with the wait."""
@@ -259,14 +259,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """A plan, why, and what it promises."""
+    """A plan, its reasons, and its promise."""
 
     schema_version: int = 1
     plan: CheckpointPlan
     choices: tuple[Choice, ...]
     expected: Expected
     inputs: DecisionInputs | None = None
-    """What it was made from; every figure about the plan follows from it.  None: not known."""
+    """Inputs of the decision; every figure about the plan follows from them.  None: not known."""
     current: Expected | None = None
     """What people do without us: a blocking save every 30 minutes."""
     warnings: tuple[str, ...] = ()

@@ -42,9 +42,9 @@ class LinkMeasure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTraffic:
-    """What a device carried while the job trained without any checkpoint, from its own counters.
+    """Traffic of a device while the job trained without any checkpoint, from its own counters.
 
-    Everybody's bytes: those of other jobs on the same device too.
+    The counters include the bytes of other jobs on the same device.
     """
 
     link: Literal["network", "pcie"]
@@ -92,10 +92,10 @@ class InterferenceMeasure:
     """Slow-down of an iteration while background work runs, from interleaved iterations."""
 
     work: str
-    """snapshot_copy, snapshot_windows, snapshot_blocking (a snapshot in each iteration, copied
-    lazily, in windows, at the boundary), storage_write, persist (copy and write together), encode
-    (a codec on as many threads as a save has writers), peer_host and peer_device (sending to peers
-    and receiving from them on that path)."""
+    """snapshot_copy, snapshot_windows and snapshot_blocking: a snapshot in each iteration, copied
+    lazily, in windows, at the boundary. storage_write; persist: copy and write together. encode: a
+    codec on as many threads as a save has writers. peer_host and peer_device: sending to peers and
+    receiving from them on that path."""
     slowdown: Distribution
     """(iteration with the work / quiet iteration) - 1, fraction."""
     busy_s: float
@@ -126,7 +126,7 @@ class HeldElsewhere:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateInventory:
-    """What a checkpoint of one rank holds."""
+    """Contents of a checkpoint of one rank."""
 
     total_bytes: int
     layout_digest: str
@@ -168,7 +168,7 @@ class EncoderMeasure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryHeadroom:
-    """What may still be allocated; None where the limit does not exist or cannot be read."""
+    """Memory that may still be allocated; None where the limit does not exist or cannot be read."""
 
     host_total_bytes: int
     host_available_bytes: int
@@ -271,8 +271,8 @@ class Bubble:
     """From the boundary: the end of the optimizer's step."""
     length_s: Distribution
     after: int = -1
-    """Chunks of a pipeline that ended before it, 0: it begins at the boundary; -1: it begins at
-    its offset and not with a chunk's end (windows between collectives)."""
+    """Chunks of a pipeline that ended before it; 0: it begins at the boundary. -1: it begins at its
+    offset and not with a chunk's end (windows between collectives)."""
     what: Literal["device", "network", "data_wait"] = "device"
     """What idles: the device (between chunks), the network (between collectives), or both while
     the training waits for its data."""
@@ -299,7 +299,7 @@ class IterationTrace:
     odd: int = 0
     """Iterations with another order (an evaluation between), left out."""
     overhead: float = 0.0
-    """What the probe itself took, fraction of the iteration."""
+    """Time of the probe itself, fraction of the iteration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -394,7 +394,7 @@ class Profile:
     persist_s: Distribution | None = None
     """From the boundary until durable on disk, while training goes on."""
     warnings: tuple[str, ...] = ()
-    """What was unstable, refused or not measured, in sentences."""
+    """Unstable, refused or missing measurements, in sentences."""
     samples: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """Raw samples by name, so that estimates can be replayed."""
 

@@ -1,9 +1,9 @@
 """JSON round trip for the value types: strict on the way in, canonical on the way out.
 
-A record is a frozen dataclass whose fields are None, bool, int, float, str, other records, tuples
+A record is a frozen dataclass.  Its fields are None, bool, int, float, str, other records, tuples
 of one type, dicts with string keys, `Literal`s and unions of these.  Reading refuses unknown keys,
-missing fields, wrong types and unknown schema versions, and names the path of the field.
-Floats that JSON has no word for are written as the strings "inf", "-inf" and "nan".
+missing fields, wrong types and unknown schema versions, and names the path of the field.  Floats
+that JSON has no word for are written as the strings "inf", "-inf" and "nan".
 """
 
 import dataclasses
@@ -310,7 +310,7 @@ def _read_any(data: Any) -> Any:
 
 
 def _require_shallow(data: Any, depth: int) -> None:
-    """Whoever walks this data later must not run out of stack."""
+    """Code that walks this data later must not run out of stack."""
     items = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
     if items and depth == 0:
         raise _UnfitError(f"nested deeper than {_ANY_DEPTH}")

@@ -1,6 +1,7 @@
-"""HOW IS MEMORY PROTECTED AGAINST LOST NODES?  The scheme of a plan and what it costs.
+"""HOW IS MEMORY PROTECTED AGAINST LOST NODES?  The scheme of a plan and its cost.
 
-All costs are in units of S, what one node saves; a scheme is none, whole copies, or parity of sets.
+All costs are in units of S, the bytes that one node saves.  A scheme is none, whole copies, or
+parity of sets.
 
 | scheme | memory beside the own image | sent per checkpoint | read to rebuild a node |
 |---|---|---|---|
@@ -8,8 +9,8 @@ All costs are in units of S, what one node saves; a scheme is none, whole copies
 | XOR over G nodes | S / (G - 1) | S (reduce-scatter around the set) | (G - 1) S |
 | Reed-Solomon, t of G | t S / (G - t) | t S | (G - t) S |
 
-Source: LLNL redset's layout: no node holds the parity of its own data, so a set of G nodes keeps
-t S / (G - t) on each.
+Source: LLNL redset's layout.  No node holds the parity of its own data, so a set of G nodes keeps t
+S / (G - t) on each.
 """
 
 from dataclasses import dataclass
@@ -24,19 +25,19 @@ PeerSchedule = Literal["paced", "windows"]
 """When copies leave."""
 
 GENERATIONS = 2
-"""Kept of what is held for others: the newest complete one, and the one that is arriving."""
+"""Generations kept for other nodes: the newest complete one, and the one that is arriving."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redundancy:
-    """What is kept of a node's checkpoint in the memory of other nodes, and how it gets there."""
+    """Copies of a node's checkpoint in the memory of other nodes, and their path."""
 
     scheme: Scheme = "none"
     copies: int = 1
     """Of each shard, the own one included; 1 unless the scheme is replicas."""
     placement: Arrangement = "mixed"
-    """group: disjoint groups of `copies` nodes; ring: each node and the next `copies` - 1; mixed:
-    groups, and a ring of the rest where `copies` does not divide the nodes."""
+    """group: disjoint groups of `copies` nodes; ring: each node and the next `copies` - 1. mixed:
+    groups, and a ring of the remaining nodes where `copies` does not divide their number."""
     set_size: int = 0
     """Most nodes of a parity set, 0 unless the scheme is xor or rs."""
     parity: int = 0
@@ -49,7 +50,7 @@ class Redundancy:
     """paced: at that rate; windows: while the training's own traffic is silent, as far as that
     takes them.  Of copies from host memory."""
     floor: int = 0
-    """Simultaneous node losses that the user wants survived whatever happens; a guard holds it."""
+    """Simultaneous node losses that the user always wants survived; a guard holds it."""
 
     def __post_init__(self) -> None:
         replicated, coded = self.scheme == "replicas", self.scheme in ("xor", "rs")

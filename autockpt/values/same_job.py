@@ -1,8 +1,8 @@
 """Are two starts the same job?  One rule, for runs and profiles, told in docs/jobs.md.
 
-The same job is the same script, the same task of an array, and the same arguments, apart from those
-that say how long to train, where a rank runs, to go on from what is there, or what is printed.
-How an argument is spelled does not matter: `--lr=0.10` is `--lr 1e-1`.
+The same job is the same script, the same task of an array, and the same arguments.  Arguments do
+not count if they set the length of training, the place of a rank, the resume, or the output.  How
+an argument is spelled does not matter: `--lr=0.10` is `--lr 1e-1`.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ ARRAY_TASKS = (
 """Variables by which schedulers number the tasks of an array."""
 _NO_TASK = ("", "undefined")
 RANK = "{rank}"
-"""Stands for what may be the number of a rank in an argument."""
+"""Stands for the possible number of a rank in an argument."""
 _NUMBERED = re.compile(r"(?:(?<==)|^)[0-9]{1,6}$")
 
 _LENGTHS = re.compile(
@@ -52,7 +52,7 @@ _TAG_DIGITS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a start is a start of.  Written as job.json into the directory of its run."""
+    """The job that a start belongs to.  Written as job.json into the directory of its run."""
 
     schema_version: int = 1
     script: str
@@ -73,8 +73,8 @@ class _Argument:
 def job_of(script: str, args: Sequence[str], environ: Mapping[str, str], *, ranks: int = 0) -> Job:
     """The job that a command line starts.
 
-    Of several `ranks` that cannot ask each other, each may have its number in an argument: numbers
-    below their count do not tell their jobs apart.
+    `ranks` processes that cannot ask each other may each have their number in an argument.  Numbers
+    below that count do not make jobs different.
     """
     if os.path.splitext(os.path.basename(script))[0] in _KERNELS:
         script, args = "", ()
@@ -110,7 +110,7 @@ def differences(there: Job, here: Job, *, same_script: bool) -> list[str]:
 
 
 def lengths(there: Job, here: Job) -> list[str]:
-    """What the same job says otherwise of how long it trains, a phrase each."""
+    """Return the differences of the same job in how long it trains, a phrase each."""
     of_length = [
         [one for one in _arguments(job.args) if _LENGTHS.fullmatch(_last(one.name))]
         for job in (there, here)
@@ -119,7 +119,7 @@ def lengths(there: Job, here: Job) -> list[str]:
 
 
 def tag(job: Job, digits: int = _TAG_DIGITS) -> str:
-    """A name for the job among those of one directory; the same for the same job.
+    """Return a name for the job, unique in one directory; the same for the same job.
 
     The folder of the script is not in it: a checkout may move.
     """
@@ -135,7 +135,7 @@ def _safe(text: str) -> str:
 
 
 def _telling(args: Sequence[str]) -> list[_Argument]:
-    """The arguments by which jobs are told apart."""
+    """Return the arguments that distinguish jobs."""
     return [one for one in _arguments(args) if not _says_nothing(one)]
 
 
@@ -149,7 +149,7 @@ def _says_nothing(argument: _Argument) -> bool:
 
 
 def _last(name: str) -> str:
-    """What an option is called within its group: `max_steps` of `trainer.max_steps`."""
+    """Return the name of an option within its group: `max_steps` of `trainer.max_steps`."""
     return name.rpartition(".")[2].lower()
 
 

@@ -1,7 +1,7 @@
 """Would the script fail in the same way again?  Told from the exception that ended it.
 
 Resumed training repeats itself to the bit, so a mistake in the script comes back at the same step.
-Three origins are told apart:
+There are three origins:
 
     mistake   what only wrong code or wrong input raises (TypeError, ValueError, KeyError, ...):
               another start would meet it again, so it is final at once
@@ -70,7 +70,7 @@ def _is_of_machine(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception, and those that it was raised from or in the handling of."""
+    """Yield the exception and the exceptions that it was raised from or in the handling of."""
     seen: set[int] = set()
     one: BaseException | None = error
     while one is not None and id(one) not in seen:

@@ -28,10 +28,10 @@ class RunStatus:
     unprotected_because: str = ""
     """Why copies on other nodes were missing in the end; "": they were not."""
     degraded: tuple[DegradedTier, ...] = ()
-    """Tiers that did not hold in the end what the plan wants: since when, why, what was done."""
+    """Tiers that did not satisfy the plan in the end: start, cause and response."""
     protected: bool
-    """False: the script never called autockpt.attach, or nothing of it is held anywhere; at the end
-    also, where the plan wants a disk, nothing of it is durable."""
+    """False: the script never called autockpt.attach, or no place holds a checkpoint of it.  At the
+    end it is also False if the plan wants a disk and no checkpoint is durable."""
     report: str | None
     """Path of the report."""
     reason: str = ""

@@ -39,8 +39,8 @@ class RunStarted(Event):
     restart_count: int
     launch_s: float | None = None
     """From the launcher's decision to restart to the birth of the process.  This and the following
-    parts end at `at_s`, one after the other; None was not told apart: interpreter, torch and
-    process group are contained in `script_s` then."""
+    parts end at `at_s`, one after the other.  None: not separated; interpreter, torch and process
+    group are contained in `script_s` then."""
     interpreter_s: float | None = None
     """From birth to the script's first line."""
     torch_import_s: float | None = None
@@ -285,7 +285,7 @@ class Scrubbed(Event):
     """That matched."""
     scrub_s: float
     detail: str
-    """What was wrong with it; empty if nothing was."""
+    """Its defect; empty if there was none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,12 +332,12 @@ class Restored(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossyRestored(Event):
-    """A rank resumed from a state that is not, to the bit, what was trained."""
+    """A rank resumed from a state that differs from the trained one."""
 
     generation: str
     step: int
     lost: str
-    """The codec, the archived generation and what is known of the difference."""
+    """The codec, the archived generation and the known difference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,7 +353,7 @@ class PlanChanged(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChangeWithheld(Event):
-    """The policy only observes (`retune: observe`): this is what would have been changed."""
+    """A change that was not applied, because the policy only observes (`retune: observe`)."""
 
     step: int
     kind: str
@@ -413,7 +413,7 @@ class TrainerFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded(Event):
-    """The training loop ended by itself or was told to leave."""
+    """The training loop ended by itself, by a signal or with an error."""
 
     step: int
     reason: str

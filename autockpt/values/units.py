@@ -1,8 +1,8 @@
 """Quantities with units: parsed from what people write, printed as people read them.
 
-Sizes are binary (KiB .. PiB) or decimal (kB .. PB, MB = 10^6); durations us, ms, s, min, h, d and
-compounds such as `1 h 30 min`; rates are a size per second; fractions are written with %.  A bare
-number is refused (0 excepted) because nobody can tell seconds from steps.
+Sizes are binary (KiB .. PiB) or decimal (kB .. PB, MB = 10^6).  Durations are us, ms, s, min, h, d
+and compounds such as `1 h 30 min`.  Rates are a size per second, and fractions are written with %.
+A bare number is refused (0 excepted), because it could be seconds or steps.
 """
 
 import difflib

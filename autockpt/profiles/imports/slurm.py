@@ -5,15 +5,15 @@
 Without -D a job that was queued again shows its last start alone, and the lost node is not there.
 `FailedNode` is a field of newer versions only; a job on one node names that node by `NodeList`.
 
-Every job is exposure, whatever its end; some ends are interruptions:
+Every job is exposure, however it ends; some ends are interruptions:
 
-    NODE_FAIL                 a node was lost: FailedNode or a NodeList of one names it
-    FAILED, OUT_OF_MEMORY     processes died; nodes and their memory live
-    PREEMPTED                 announced: exposure only, and counted in the notes
-    COMPLETED, TIMEOUT, CANCELLED, DEADLINE, ...    exposure only
+        NODE_FAIL                 a node was lost: FailedNode or a NodeList of one names it
+        FAILED, OUT_OF_MEMORY     processes died; nodes and their memory live
+        PREEMPTED                 announced: exposure only, and counted in the notes
+        COMPLETED, TIMEOUT, CANCELLED, DEADLINE, ...    exposure only
 
-A job that fails in its first ten minutes is a mistake in its script far more often than a failure
-(a study of one fleet has 73 % of all task failures there), and is left out with its exposure.
+A job that fails in its first ten minutes is mostly a mistake in its script, and is left out with
+its exposure.  One fleet's study has 73 % of all task failures there.
 
 Source: sacct(1), "JOB STATE CODES" and the list of fields.
 """

@@ -5,13 +5,13 @@
     [Sat Jan 31 12:00:00 2026] NVRM: Xid ...                   dmesg -T
     [12345.678901] NVRM: Xid ...                               dmesg
 
-Classes follow what NVIDIA advises for each: what asks for a reset of the GPU or a reboot takes the
-node out of the job, and its memory with it (a reset alone would leave the memory, but jobs are
-restarted without the node); what only ends the program kills processes; what the hardware repairs,
-and errors of the program itself, are no failures of the machine.
+Classes follow NVIDIA's advice for each.  An Xid that asks for a reset of the GPU or a reboot takes
+the node out of the job, and its memory with it.  (A reset alone would leave the memory, but jobs
+are restarted without the node.)  An Xid that only ends the program kills processes.  Errors that
+the hardware repairs, and errors of the program itself, are no failures of the machine.
 
-Exposure is from the first line of the log to the last, for every host in it: a whole log is needed,
-not only its Xid lines, or `observed_s` and `nodes` said by the user.
+Exposure is from the first line of the log to the last, for every host in it.  This needs a whole
+log, not only its Xid lines, or `observed_s` and `nodes` from the user.
 
 Source: docs.nvidia.com/deploy/xid-errors, the descriptions and the Xid catalog; a burst is one
 incident until three minutes of silence (NVIDIA Fleet Intelligence, "XID Bursts").
@@ -87,7 +87,7 @@ def read(
         raise ConfigError(f"{where}: no line with a time of syslog, journalctl or dmesg")
     if observed_s is None and all(line.xid is not None for line in lines):
         raise ConfigError(
-            f"{where}: only Xid lines, so that nobody can say how long nothing happened; give the "
+            f"{where}: only Xid lines, which do not show how long the log watched; give the "
             "whole kernel log, or say it: --observed '30 d' and --nodes N"
         )
     begin_s, end_s = lines[0].at_s, max(line.at_s for line in lines)

@@ -1,8 +1,8 @@
 """Files that leave nothing behind: unnamed from the start, or unlinked as soon as they are open.
 
 A process that is killed takes its unnamed file with it.  Where a file system cannot do that, the
-file keeps its name, `.autockpt-probe-<pid>-<host>-<n>`, is removed at the end, and otherwise swept
-by the next profile in the same directory.
+file has the name `.autockpt-probe-<pid>-<host>-<n>` and is removed at the end.  If it stays, the
+next profile in the same directory removes it.
 """
 
 import contextlib
@@ -31,8 +31,8 @@ def _host() -> str:
 def probe_file(directory: str, *, named: bool = False) -> Iterator[str]:
     """A path in `directory` for a mover to write once and read often; gone afterwards.
 
-    Under /proc/self/fd when the file is open already, else (`named`, or the file system cannot do
-    better) of a file that does not exist yet.  Raises OSError when the directory takes no file.
+    It is under /proc/self/fd when the file is open already.  Otherwise (`named`, or the file system
+    cannot do better) the file does not exist yet.  Raises OSError when the directory takes no file.
     """
     fd = None if named else _unnamed(directory)
     if fd is not None:

@@ -19,7 +19,7 @@ REASONS = {
     "ApplicationsClocksSetting": "the clocks that were set",
     "SyncBoost": "another GPU of its boost group",
 }
-"""NVML's names of what holds clocks back, without those of an idle GPU or a display."""
+"""NVML's names of limits on the clocks, without the limits of an idle GPU or a display."""
 
 
 def gpu_counters(*, xid_wait_ms: int = 0) -> tuple[GpuCounters, ...]:

@@ -1,4 +1,4 @@
-"""What this machine is and what it has left: identity, memory headroom, the mount of a directory.
+"""Facts about this machine: identity, memory headroom, the mount of a directory.
 
 Reads /proc, /sys and limits; writes nothing.  The parsers take text and a reader, so that tests can
 hand them the files of any container.
@@ -52,7 +52,7 @@ class CgroupRoom:
 
 
 def memory_headroom(*, device: Any = None) -> MemoryHeadroom:
-    """What may still be allocated on this node and on `device` (a torch.device or None)."""
+    """Return the memory that may still be allocated on this node and on `device`."""
     memory = psutil.virtual_memory()
     room = cgroup_room(
         read_text("/proc/self/cgroup") or "", read_text("/proc/self/mountinfo") or "", read_text
@@ -71,7 +71,7 @@ def memory_headroom(*, device: Any = None) -> MemoryHeadroom:
 
 
 def usable_bytes(memory: MemoryHeadroom) -> int:
-    """The smaller of what the host and the cgroup have left."""
+    """Return the smaller of the host's and the cgroup's available memory."""
     limits = [memory.host_available_bytes, memory.cgroup_available_bytes]
     return min(limit for limit in limits if limit is not None)
 
@@ -79,8 +79,8 @@ def usable_bytes(memory: MemoryHeadroom) -> int:
 def cgroup_room(own: str, mounts: str, read: ReadText) -> CgroupRoom | None:
     """The tightest limit over all ancestors, v1 and v2; None when nothing limits.
 
-    `own` is /proc/self/cgroup, `mounts` /proc/self/mountinfo.  Page cache that nobody uses
-    (inactive_file) counts as available: the kernel drops it before it kills.
+    `own` is /proc/self/cgroup, `mounts` /proc/self/mountinfo.  Unused page cache (inactive_file)
+    counts as available: the kernel drops it before it kills.
     """
     rooms = [
         room

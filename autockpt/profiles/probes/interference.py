@@ -1,10 +1,10 @@
 """What background work costs the iteration it runs beside, from interleaved iterations.
 
-Units of a few iterations take turns, with and without work, in random order: a machine that slows
-down over the minute slows all of them.  Stalls (the copy at the boundary, the wait at the fence)
-are taken out of the iteration and reported apart; what is left is disturbance of caches, memory and
-cores.  Driven from the training thread: `boundary()` between iterations, `fence()` before each
-optimizer step.
+Units of a few iterations take turns, with and without work, in random order.  A machine that slows
+down over the minute therefore slows all of them.  Stalls (the copy at the boundary, the wait at the
+fence) are taken out of the iteration and reported apart.  The remainder is disturbance of caches,
+memory and cores.  Driven from the training thread: `boundary()` between iterations, `fence()`
+before each optimizer step.
 """
 
 import threading
@@ -34,7 +34,7 @@ class PlannedUnit(Protocol):
 
 @dataclass(slots=True)
 class Outcome:
-    """What one unit of work did."""
+    """Result of one unit of work."""
 
     busy_s: float = 0.0
     stalls_s: list[float] = field(default_factory=list)
@@ -106,7 +106,7 @@ class CopyWork:
         self._outcome.busy_s += copy_s
 
     def finish(self) -> Outcome:
-        """What the copies took."""
+        """Return the cost of the copies."""
         self.fence()
         outcome, self._outcome = self._outcome, Outcome()
         return outcome

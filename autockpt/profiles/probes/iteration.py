@@ -1,11 +1,11 @@
 """Iterations and their phases, from hooks that torch offers to everybody.
 
 An iteration ends with the step of the last optimizer (a GAN has two) and holds any number of
-forwards and backwards.  Found by hooks on all optimizers and, until the roots are known, on all
-modules; then only the roots keep hooks, because a global module hook costs microseconds at each of
-hundreds of sub-modules.  backward() and the DataLoader have no hook, their entry points are wrapped
-while a timer is attached.  On a GPU the marks are events on the current stream, read one iteration
-late so that nobody waits for the device.  Cost: about 10 us per iteration and micro-batch.
+forwards and backwards.  They are found by hooks on all optimizers and, until the roots are known,
+on all modules.  Then only the roots keep hooks, because a global module hook costs microseconds at
+each of hundreds of sub-modules.  backward() and the DataLoader have no hook, their entry points are
+wrapped while a timer is attached.  On a GPU the marks are events on the current stream, read one
+iteration late to avoid waiting for the device.  Cost: about 10 us per iteration and micro-batch.
 
     boundary | data_wait | forward | backward | (more micro-batches) | optimizer | boundary
 """
@@ -182,8 +182,8 @@ class PhaseTimer:
     """Times every iteration while attached.
 
     `on_fence(optimizer)` runs before each optimizer step, `on_boundary()` after the step that ends
-    an iteration; what they take is in no iteration and no phase.  `around_call` registers hooks of
-    a module.  `label` is stored with each sample.  All of it runs on the training thread.
+    an iteration.  Their time is in no iteration and no phase.  `around_call` registers hooks of a
+    module.  `label` is stored with each sample.  All of it runs on the training thread.
     """
 
     def __init__(

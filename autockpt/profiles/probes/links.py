@@ -1,7 +1,7 @@
 """Time for S bytes over each link of one node, over a range of sizes.
 
-Sizes are taken in shuffled rounds, so that a slow second of the machine hits all of them.  Memory
-is faulted by whoever hands it in: fresh pages are five times slower than the link.
+Sizes are taken in shuffled rounds, so that a slow second of the machine hits all of them.  The
+caller faults the memory first: fresh pages are five times slower than the link.
 """
 
 import random
@@ -52,7 +52,7 @@ def time_link(
 class PeerLink:
     """Host to peer: a TCP connection to a thread that receives into faulted memory.
 
-    Both ends are on this node, so it is an upper bound of the network and includes the costs of
+    Both ends are on this node.  So it is an upper bound of the network and includes the costs of
     both sides on this node's cores.  Raises StorageError when no connection comes about.
     """
 

@@ -1,6 +1,6 @@
 """Which tensors stay as they are from the boundary to the fence?  Proven by content, not by claim.
 
-torch's version counters do not see fused optimizers, `.data` or numpy writes, so every byte is
+torch's version counters do not see fused optimizers, `.data` or numpy writes.  So every byte is
 digested at the boundary and again right before the next optimizer step.
 """
 

@@ -1,7 +1,7 @@
 """Writes and reads of the target directory, over writers x chunk x direct, with the real mover.
 
-Configurations are measured in rounds, the likeliest first, in an order shuffled anew: when the
-budget ends, every one that was begun has about as many samples.  A write counts until the fsync
+Configurations are measured in rounds, the likeliest first, in an order shuffled anew.  When the
+budget ends, all begun configurations have about as many samples.  A write counts until the fsync
 returned, a read starts cold.  Files are unnamed (`clean.probe_file`), space and time are bounded.
 """
 

@@ -1,10 +1,10 @@
 """When the network of a data-parallel job is in use: collectives from their call to their end.
 
-Those that Python calls on `torch.distributed` (FSDP2's all-gathers and reduce-scatters, a script's
-own) are wrapped; DDP's all-reduces run in C++ and are seen through a communication hook, which
-cannot be taken off again and is therefore for processes that end with the profile.  On a host the
-end is that of the operation.  With NCCL it is when the device was told to wait: a future of NCCL is
-done once enqueued, so windows of a GPU's network are only as good as that.
+The calls of Python on `torch.distributed` (FSDP2's all-gathers and reduce-scatters, a script's own)
+are wrapped.  DDP's all-reduces run in C++ and are seen through a communication hook.  It cannot be
+removed again, so it is for processes that end with the profile.  On a host the end is that of the
+operation.  With NCCL it is the moment when the device began to wait: a future of NCCL is done once
+enqueued.  Windows of a GPU's network are only as good as that.
 """
 
 import functools
@@ -43,7 +43,7 @@ class CollectiveRecorder:
             self._spans.append((what, began_s, ended_s))
 
     def took(self, seconds: float) -> None:
-        """What the wrappers themselves cost the training thread."""
+        """Count the cost of the wrappers themselves to the training thread."""
         self._probe_s += seconds
 
     def step_began(self) -> None:

@@ -1,9 +1,9 @@
 """Iterations as a rank runs them: begin and end of each chunk between two optimizer steps.
 
 On a host marks are readings of the monotonic clock.  On a GPU they are events on the current
-(compute) stream, read one iteration late, so that nobody waits for the device; what the training
-thread enqueues ahead of it does not show.  A receive spins on the device, so utilisation says
-nothing: a gap is the begin of a chunk minus the end of the one before it.
+(compute) stream, read one iteration late to avoid waiting for the device.  The training thread's
+enqueues ahead of it do not show.  A receive spins on the device, so utilisation is meaningless.  A
+gap is the begin of a chunk minus the end of the previous one.
 """
 
 import time
@@ -62,7 +62,7 @@ class TraceRecorder:
         self._probe_s = time.perf_counter() - entered
 
     def flush(self) -> None:
-        """Reads the marks that are due; on a device waits for those of the last iteration."""
+        """Read the marks that are due; on a device wait for the last iteration's marks."""
         between = self.ticker.between
         for began, step, ended, marks, probe_s in self._late:
             self.samples.append(

@@ -1,10 +1,10 @@
-"""Chunks of torch pipeline stages and collectives as they begin and end, for whoever listens.
+"""Begins and ends of torch pipeline chunks and of collectives, reported to a listener.
 
-The stage's own methods are wrapped, once for all of the process: every schedule runs its chunks
-through them, whether it has an action runtime (interleaved, looped, zero-bubble, V) or is a loop
-(GPipe, 1F1B).  The receives are waited for between chunks, so that a chunk begins when its input
-is there.  Collectives are those that Python calls (FSDP2, the script itself); DDP's are seen
-through its communication hook (`probes/windows/collectives.py`).
+The stage's own methods are wrapped, once for all of the process, because every schedule runs its
+chunks through them.  It may have an action runtime (interleaved, looped, zero-bubble, V) or be a
+loop (GPipe, 1F1B).  The receives are waited for between chunks, so that a chunk begins when its
+input is there.  Collectives are the ones that Python calls (FSDP2, the script itself); DDP's are
+seen through its communication hook (`probes/windows/collectives.py`).
 """
 
 import functools

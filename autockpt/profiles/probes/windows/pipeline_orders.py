@@ -1,7 +1,7 @@
-"""What a torch pipeline schedule runs, read from torch's own schedule objects.
+"""The chunk order of a torch pipeline schedule, read from torch's own schedule objects.
 
-torch computes the order of every rank when a schedule is made, before a process group is needed; so
-a schedule can be asked for without a job, with stages that say where they stand and no more.
+torch computes the order of every rank when a schedule is made, before a process group is needed.
+So a schedule can be read without a job, with stages that only know their position.
 """
 
 import re

@@ -1,9 +1,9 @@
-"""What the network and the GPUs' buses carry while the job trains and nothing of ours moves.
+"""Traffic of the network and the GPUs' buses while the job trains without our traffic.
 
 Network: byte counters of one interface (/proc/net/dev) and of all RDMA ports (sysfs), whose traffic
-the interfaces do not see; read at the begin and at the end.  PCIe: NVML counts for 20 ms when it is
-asked, so a thread asks again and again and takes the mean.  All of them count everybody's traffic,
-also that of other jobs.  What has no counters is named in `missing`.
+the interfaces do not see.  They are read at the begin and at the end.  PCIe: NVML counts for 20 ms
+when it is asked, so a thread asks again and again and takes the mean.  All of them count
+everybody's traffic, also that of other jobs.  `missing` names the devices without counters.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ class TrafficProbe:
         `gpus`: it uses a GPU.
         """
         self.missing: list[str] = []
-        """What was not counted and why, in sentences; complete after `stop`."""
+        """Uncounted traffic and the reasons, in sentences; complete after `stop`."""
         self._interface, self._root, self._now_s = interface, root, now_s
         self._bus = _Bus() if gpus else None
         self._before = self._counters()
