@@ -1,4 +1,4 @@
-"""What a report is made of: everything the caller read from the run directory, as values.
+"""Data of a report: everything the caller read from the run directory, as values.
 
 Nothing here opens a file or reads a clock; the command line gathers, this room shows.
 """
@@ -55,7 +55,7 @@ class RunData:
     protected: bool = True
     """False: the script never attached, so the run could lose everything."""
     redundancy: Redundancy = NO_REDUNDANCY
-    """What the newest plan wants on other nodes."""
+    """The newest plan's redundancy on other nodes."""
     what_if: WhatIfCurve | None = None
     """The waste function's inputs and its own result for the plan."""
     resume: str = ""

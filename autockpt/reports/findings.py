@@ -51,7 +51,7 @@ class Finding:
     fix: str = ""
     """What to do; "" when passed."""
     saving: float | None = None
-    """Fraction of time it would give back, estimated; None: cannot be told."""
+    """Estimated fraction of time that the fix gives back; None: not known."""
     passed: bool = False
 
 
@@ -524,7 +524,7 @@ def promises_broken(facts: Facts) -> Finding | None:
 
 
 def slots_bytes_of(profile: Profile | None, decision: Decision | None) -> int:
-    """Host memory on one node: the slots, and what is held for other nodes."""
+    """Return the host memory on one node: the slots, and replicas and parity of other nodes."""
     if profile is None or decision is None:
         return 0
     ranks = max(1, profile.fingerprint.world_size // max(1, profile.fingerprint.nodes))

@@ -35,9 +35,10 @@ ATTACH_LINES = (
     "ckpt = autockpt.attach(model=model, optimizer=optimizer, data=loader)",
     "for step, batch in ckpt.batches(total_steps):  # no DataLoader: ckpt.steps(total_steps)",
 )
-"""What an unprotected script lacks, with the usual names."""
+"""The missing lines of an unprotected script, with the usual names."""
 AGREEMENT = 1e-6
-"""Relative difference from which the page's waste formula and the policy's are said to disagree."""
+"""Relative difference from which the page's waste formula and the policy's disagree in the
+report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,7 @@ class ReportModel:
     timeline: Timeline | None = None
     windows: Windows | None = None
     ending: RunEnding | None = None
-    """How the run ended; None: it goes on, or nobody has said."""
+    """How the run ended; None: it goes on, or its end is not known."""
     disk_failing: bool = False
     """In the end no checkpoint reached the disk."""
     disputed_count: int = 0
@@ -261,7 +262,7 @@ def _status(data: RunData) -> dict[str, str]:
 
 
 def _warnings(data: RunData, accounting: Accounting | None) -> tuple[str, ...]:
-    """What a reader must know before believing the rest."""
+    """Warnings that a reader must know before believing the rest."""
     found: list[str] = []
     if accounting is not None and accounting.other_s < -1e-6 * max(1.0, accounting.wall_s):
         found.append(

@@ -1,1 +1,1 @@
-"""What a run's events mean: accounting, restarts, promises, replication, risk."""
+"""Analysis of a run's events: accounting, restarts, promises, replication, risk."""

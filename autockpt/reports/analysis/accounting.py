@@ -2,10 +2,10 @@
 
     wall = productive + stall + slow-down + lost + down + other
 
-One rank is the witness (the lowest that trained): in synchronous training all ranks advance
-together, and what one waits for, all wait for.  `other` is what no event explains: start-up before
-the first iteration, the block under way when a trainer died, evaluation outside the loop.  It is
-computed as the difference, so the identity holds by construction; a negative `other` means that
+One rank is the witness (the lowest that trained).  In synchronous training all ranks advance
+together, and all wait for the slowest.  `other` is the time without an event: start-up before the
+first iteration, the block under way when a trainer died, evaluation outside the loop.  It is
+computed as the difference, so the identity holds by construction.  A negative `other` means that
 the telemetry contradicts itself, and the report says so.
 
 Category names follow Google's ml-goodput-measurement.
@@ -115,11 +115,11 @@ class Accounting:
 
 @dataclass(slots=True)
 class _Interruption:
-    """What is known of a failure until training goes on."""
+    """A failure, until training goes on."""
 
     failed: FailureObserved | None = None
     deaths: Counter[int] = field(default_factory=Counter)
-    """By rank; -1: nobody saw which."""
+    """Deaths by rank; -1: the rank is not known."""
     started_s: float | None = None
     restored: list[Restored] = field(default_factory=list)
 
@@ -154,7 +154,7 @@ def account(
 ) -> tuple[Accounting, tuple[Restore, ...]]:
     """The accounting of aligned `events` and the restores in it.
 
-    `iteration_s` is the profile's quiet iteration, used where the run never had one; `unkept_s`
+    `iteration_s` is the profile's quiet iteration, used where the run never had one.  `unkept_s`
     was trained at the end and is in no durable checkpoint, so it is lost as well.
     """
     witness = witness_of(events)
@@ -245,8 +245,9 @@ def _settle(
 ) -> None:
     """Book an interruption: the block cut short, the work lost, the time down.
 
-    `first_step` is where training went on, if it did.  A start behind what was trained has lost
-    work also where nobody saw a failure: it was told to leave, and nothing newer was durable.
+    `first_step` is where training went on, if it did.  A start behind the last trained step has
+    lost work even without an observed failure.  The run had to leave, and no newer checkpoint was
+    durable.
     """
     failed, restored = pending.failed, pending.restored
     if failed is not None:
@@ -334,7 +335,7 @@ def _slowdown_s(
 
 
 def _split_down(ledger: _Ledger, failures: Sequence[FailureRecord]) -> tuple[float, float, float]:
-    """Down time as (detect, restart, restore); what nobody told apart is restart."""
+    """Return the down time as (detect, restart, restore); time not separated is restart."""
     rest_s = ledger.down_s - ledger.restore_s
     if ledger.detect_s is not None:
         return ledger.detect_s, rest_s - ledger.detect_s, ledger.restore_s

@@ -1,9 +1,9 @@
 """One clock for events of several machines and boots.
 
 `at_s` is comparable within one boot of one machine only.  Each RunStarted carries UTC as well, so
-the distance between the two tells which boot an event belongs to; events of another boot are
-moved onto the clock of the first.  Within one boot nothing is touched: small differences between
-the clocks are noise of the wall clock, and the monotonic one is the better witness.
+the distance between the two tells which boot an event belongs to.  Events of another boot are moved
+onto the clock of the first.  Within one boot nothing is touched: small differences between the
+clocks are noise of the wall clock, and the monotonic one is the better witness.
 """
 
 import math

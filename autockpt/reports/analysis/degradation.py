@@ -1,7 +1,7 @@
 """WHICH TIER IS DEGRADED NOW, AND WHY?  What failed since each tier was whole last.
 
-Whole is said by the keepers: a generation is in the memory of all ranks, has its copies, is
-durable.  What failed before that is over.
+A tier is whole by the keepers' events: a checkpoint is in the memory of all ranks, has its copies,
+or is durable.  What failed before that is over.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ _Tier = Literal["memory", "other nodes", "disk", "object store"]
 
 
 def degraded_tiers(events: Sequence[Event]) -> tuple[DegradedTier, ...]:
-    """Those that are at the end of `events`, of a whole run, in the order in which they serve."""
+    """Return the tiers that are degraded at the end of a whole run's `events`, as they serve."""
     events = align(events)
     term_s = _term_s(events)
     found: tuple[tuple[_Tier, list[_Trouble], str], ...] = (
@@ -99,7 +99,7 @@ def _in_memory(events: Sequence[Event]) -> list[_Trouble]:
 
 
 def _on_disk(events: Sequence[Event]) -> list[_Trouble]:
-    """Of saves that were to go there, and not of those that a newer one has overtaken."""
+    """Return the troubles of saves to disk, except saves that a newer one has overtaken."""
     troubles: list[_Trouble] = []
     began: dict[str, float] = {}
     wanted: set[str] = set()

@@ -1,8 +1,10 @@
-"""How did it end, and what was lost with it?  A report of a run that did not finish opens with it.
+"""The end of a run, and the training lost with it.
+
+A report of a run that did not finish opens with it.
 
 The launcher's status says it where there is one; else the last words of the trainers do.  Lost is
-what was trained and is in no durable checkpoint: the memory of a node outlives its trainers by
-minutes only.
+the training that is in no durable checkpoint: the memory of a node outlives its trainers by minutes
+only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +40,7 @@ class RunEnding:
     error: str
     """The exception that ended it, type and message; "": none is known."""
     reason: str
-    """What the launcher said; "": there was none of ours."""
+    """The launcher's reason; "": autockpt did not launch the run."""
     exit_code: int | None
     """None: not known."""
     restarts: int
@@ -61,7 +63,7 @@ class RunEnding:
 
     @property
     def loss(self) -> str:
-        """One sentence: what is gone, and where the next start goes on."""
+        """Return one sentence: the lost training, and the step of the next start."""
         if not self.step:
             return "Nothing had been trained."
         took = f" ({format_duration(self.lost_s)} of training)" if self.lost_s > 0 else ""
@@ -77,7 +79,7 @@ class RunEnding:
 
     @property
     def circumstances(self) -> str:
-        """Exit code, restarts, and what the launcher said beside the exception; may be empty."""
+        """Return exit code, restarts and the launcher's reason without the exception, or ""."""
         parts = [] if self.exit_code is None else [f"exit code {self.exit_code}"]
         if self.restarts:
             parts.append(f"{self.restarts} restart{'s' * (self.restarts > 1)}")
@@ -88,7 +90,7 @@ class RunEnding:
 
 
 def ending(events: Sequence[Event], status: Mapping[str, Any]) -> RunEnding | None:
-    """The end of the run in aligned `events`; None while it goes on, or where nobody has said."""
+    """Return the end of the run in aligned `events`; None while it goes on or is not known."""
     state = _STATES.get(str(status.get("state", "")), _last_words(events))
     if state is None:
         return None
@@ -161,7 +163,7 @@ def _counted(steps: int) -> str:
 
 
 def _without_error(reason: str, error: str) -> str:
-    """What the launcher said, without the exception that the headline has."""
+    """Return the launcher's reason without the exception that the headline has."""
     begin = reason.find(f" ({error.splitlines()[0][:_QUOTED_CHARS]}")
     end = reason.find("): ", begin)
     return reason if begin < 0 or end < 0 else reason[:begin] + reason[end + 1 :]

@@ -1,7 +1,8 @@
 """Idle windows and the chunks that moved in them: one iteration of each rank, sums over the run.
 
-A run shows the newest iteration that was told with its times; a profile, the windows it measured.
-Where schedules of copying took turns, what each cost stands beside what was expected of it.
+A run shows the newest iteration that was reported with its times; a profile shows its measured
+windows.  Where schedules of copying took turns, the cost of each stands beside its
+prediction.
 """
 
 import math
@@ -21,7 +22,7 @@ DRAWN = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankUse:
-    """What one rank's windows are, and took."""
+    """The windows of one rank, and their use."""
 
     rank: int
     windows: int
@@ -68,7 +69,7 @@ class Windows:
 def windows(
     events: Sequence[Event], profile: Profile | None, decision: Decision | None
 ) -> Windows | None:
-    """What there is to show, None where no windows were looked for."""
+    """Return the windows to show, None if the run and the profile have none."""
     found = _found(events, profile)
     return None if found is None else replace(found, compared=_compared(events, decision))
 
@@ -85,7 +86,7 @@ def _found(events: Sequence[Event], profile: Profile | None) -> Windows | None:
 
 
 def _compared(events: Sequence[Event], decision: Decision | None) -> tuple[Compared, ...]:
-    """Costs beyond the quiet iterations of the run, those of a run without any beyond the least."""
+    """Costs beyond the run's quiet iterations; without any, beyond the cheapest schedule."""
     tried = [
         e for e in events
         if isinstance(e, SettingMeasured) and e.decision == "schedule" and e.rank == 0

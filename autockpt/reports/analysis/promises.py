@@ -2,9 +2,9 @@
 
 Only what happened under the plan that promised counts: from the last change of it on.
 
-A run says little about rare things: the waste expected from failures is judged only when a failure
-was to be expected, or when so many happened that chance does not explain them; a recovery only when
-there was one.
+A run says little about rare things.  The waste from failures is judged only when a failure was to
+be expected, or when chance does not explain their number.  A recovery is judged only when there was
+one.
 """
 
 import math
@@ -23,7 +23,7 @@ FACTOR = 1.5
 CHANCE = 0.05
 """More failures than expected are put down to chance while this or more probable."""
 NEGLIGIBLE_S = 1e-3
-"""Durations this small agree with each other whatever their ratio."""
+"""Durations this small count as equal, at any ratio."""
 NEGLIGIBLE = 1e-3
 """Fractions of time this small agree, too: 0.1 % of the run."""
 

@@ -1,8 +1,8 @@
 """WOULD A LOST NODE COST MORE THAN A FEW STEPS?  Copies on other nodes, as the run made them.
 
-A generation is protected when every shard has its copies on other nodes.  What is behind by more
-than a round of copies, or lost copies and did not get them back, is degraded; the reason is the
-keepers'.
+A generation is protected when every shard has its copies on other nodes.  A checkpoint is degraded
+if it is behind by more than a round of copies, or lost copies and did not get them back.  The
+keepers give the reason.
 """
 
 from collections.abc import Sequence
@@ -151,7 +151,7 @@ def _moved(nbytes: int, each: Spread | None) -> str:
 
 
 def _wanted(events: Sequence[Event], redundancy: Redundancy) -> int:
-    """Whole copies of every shard, or one parity a rank, whatever it survives."""
+    """Whole copies of every shard, or one parity a rank, for any number of losses."""
     started = next((e for e in reversed(events) if isinstance(e, RunStarted)), None)
     each = 1 if redundancy.parity else redundancy.copies - 1
     return each * (started.world_size if started else 0)
@@ -168,7 +168,10 @@ def _age_s(
     timed: Sequence[GenerationReplicated],
     newest: GenerationReplicated | None,
 ) -> float | None:
-    """What was restored and copied again is as old as the restore lets it be: not known here."""
+    """Age of the newest replicated state.
+
+    It is not known after a restore, because a restored state is older than its new copies.
+    """
     if newest is None:
         return None
     began = [e.at_s - e.latency_s for e in timed if e.generation == newest.generation]

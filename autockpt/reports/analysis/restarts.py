@@ -4,9 +4,10 @@
             + first
 
 Only the restored bytes are the checkpoint's; at scale the rest dominates.  One rank is the witness,
-as in the accounting.  A process knows its own parts and tells them in RunStarted; what nobody told
-apart (no launcher of ours, no boot module) is None and contained in another part: the launch in
-`detect`, which is the difference, so that the parts add up by construction, all else in `script`.
+as in the accounting.  A process knows its own parts and reports them in RunStarted.  A part that
+was not separated (no launcher of ours, no boot module) is None and contained in another part.  The
+launch is then in `detect`, which is the difference, so that the parts add up by construction; all
+others are in `script`.
 """
 
 from collections import Counter
@@ -152,8 +153,10 @@ UNSEEN = "before it attached, or as it ended: known by the restart that followed
 
 
 def with_unseen_deaths(events: Sequence[Event]) -> tuple[Event, ...]:
-    """Aligned `events`, and a failure for every death that a launcher answered with a restart, and
-    that no keeper saw: before the rank had attached, or behind the last word of its training.
+    """Return aligned `events` with a failure for every death that only the launcher saw.
+
+    The launcher restarted, and no keeper saw the death.  It came before the rank had attached, or
+    after the last event of its training.
 
     A launcher counts its restarts.  Slurm counts requeues, and one behind an announced end is none.
     """

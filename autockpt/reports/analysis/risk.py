@@ -44,7 +44,7 @@ class Risk:
     """Wall time of one world."""
     seed: int
     mtbf_s: tuple[float, float, float]
-    """5 %, 50 % and 95 % quantiles of what was drawn."""
+    """5 %, 50 % and 95 % quantiles of the drawn rates."""
     failures: tuple[int, int, int]
     """The same of the failures in a world."""
     ways: tuple[Luck, ...]

@@ -1,6 +1,6 @@
 """What became of the checkpoints: how many, how long they blocked, how soon they were safe.
 
-A generation is one checkpoint however many ranks report it; its stall is that of the slowest rank,
+A generation is one checkpoint however many ranks report it.  Its stall is that of the slowest rank,
 because the others wait for it in the next collective.  Where training waits for the disk
 (`staging.persist: sync`), it is blocked until the checkpoint is durable.
 """
@@ -64,7 +64,7 @@ class Saves:
     state_bytes: int
     """Bytes of the newest durable generation, all ranks."""
     stored_bytes: int
-    """What it takes on disk."""
+    """Size on disk."""
     reasons: dict[str, int]
     """Why checkpoints were skipped, discarded or failed, most frequent first."""
     stall: Spread | None
@@ -222,7 +222,7 @@ def _age(
 
 
 def _is_end(event: Event) -> bool:
-    """Told to leave: what is not recoverable now is lost, as with a failure."""
+    """The run had to leave: unrecoverable work is lost, as with a failure."""
     return isinstance(event, RunEnded) and event.reason == "signal"
 
 
@@ -231,7 +231,7 @@ def _generations(events: Sequence[Event], kind: type[Event]) -> set[str]:
 
 
 def _is_failed(event: Event) -> TypeGuard[PersistFailed]:
-    """Not of what was under way when a rank was lost: that is the failure's, not the storage's."""
+    """A persist failed, but not because a rank was lost: then the failure is the cause."""
     return isinstance(event, PersistFailed) and not event.reason.endswith(LOST)
 
 

@@ -19,7 +19,7 @@ class SearchedWrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchedWay:
-    """One way to write, with what was expected of it and what came."""
+    """One way to write, with its prediction and its measurement."""
 
     way: str
     predicted_s: float
@@ -39,7 +39,7 @@ class SearchHistory:
     directory: str
     """Where was written."""
     content: str
-    """What was written, in words."""
+    """The written bytes, in words."""
     sample_bytes: int
     budget: int
     seed: int

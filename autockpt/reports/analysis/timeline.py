@@ -1,7 +1,7 @@
 """Who did what when: the data of the Gantt chart, small enough for one page.
 
 Rows are ranks (groups of ranks above `ROWS`), then the disk.  Checkpoints that fall on one pixel
-are drawn as one, and of very many only every n-th is drawn, so that the chart stays within `SPANS`.
+are drawn as one.  Of very many only every n-th is drawn, so that the chart stays within `SPANS`.
 """
 
 from collections import defaultdict
@@ -31,7 +31,7 @@ from autockpt.values.telemetry import (
 from autockpt.values.units import format_bytes, format_duration
 
 ROWS = 64
-"""Ranks are grouped above this, as nobody reads more rows."""
+"""Ranks are grouped above this: more rows are unreadable."""
 SPANS = 4000
 """Spans in the chart: some 60 KB of SVG and as much of data."""
 CHECKPOINTS = ("copy", "persist")

@@ -1,17 +1,17 @@
 """What if the interval, the stall or the failure rate were another?
 
-One text, two languages: each formula below is written with + - * /, brackets, max, min, sqrt and
-exp only, and is evaluated by Python for the printed page and by the browser for the sliders.  No
-second copy of the formula exists.
+One text serves two languages.  Each formula below is written with + - * /, brackets, max, min, sqrt
+and exp only.  Python evaluates it for the printed page and the browser for the sliders.  No second
+copy of the formula exists.
 
-The waste rate, the fraction of time lost, is made of one term per thing that is lost.  For a tier
-i with stall s_i, slow-down sigma_i while the checkpoint becomes recoverable after L_i (stall
-included), period T_i and failure rate Lambda_i, restart D and restore R_i:
+The waste rate, the fraction of time lost, is made of one term per thing that is lost.  A tier i has
+stall s_i, slow-down sigma_i while the checkpoint becomes recoverable after L_i (stall included),
+period T_i and failure rate Lambda_i.  With restart D and restore R_i:
 
     w = 1 - (1 - c) e^(-f)
     c = sum_i (s_i + sigma_i L_i) / T_i        f = sum_i Lambda_i (T_i / 2 + L_i + D + R_i)
 
-It is the waste function of the policies, written once more in a form that a page can carry; a test
+It is the waste function of the policies, written once more in a form that a page can carry.  A test
 holds the two together, and a report says so when they disagree about a plan.
 """
 
@@ -57,7 +57,7 @@ TERMS = {
         " + (1 - process_share) / mtbf_s * (restart_s + disk_restore_s)"
     ),
 }
-"""What is lost, each as if it were alone: blocked, slowed, trained twice, down."""
+"""The losses, each as if it were alone: blocked, slowed, trained twice, down."""
 
 _CHECKPOINT = f"({TERMS['stall']} + {TERMS['slowdown']})"
 _FAILURE = f"({TERMS['lost']} + {TERMS['down']})"
@@ -72,7 +72,7 @@ SHARES = {
     )
     for name, term in TERMS.items()
 }
-"""The waste rate by what is lost; adds up to `WASTE`: of all time, failures take 1 - e^(-f), and
+"""The waste rate by loss; adds up to `WASTE`.  Of all time, failures take 1 - e^(-f), and
 checkpoints c of the rest."""
 
 OPTIMUM = {
@@ -93,8 +93,8 @@ SCALES: dict[str, dict[str, int]] = {
         for name in ("stall_s", "latency_s", "restore_s")
     },
 }
-"""What else may be another: times as many nodes, times as fast a storage, times as much state; and
-the power with which each parameter follows."""
+"""Other scales: times as many nodes, times as fast a storage, times as much state.  Each value is
+the power with which a parameter follows."""
 
 NEVER_S = 1e12
 """Mean time between interruptions that stands for "none at all": 30 thousand years."""
@@ -117,7 +117,7 @@ _FUNCTIONS: dict[str, Callable[..., float]] = {
 
 
 class Cost(Protocol):
-    """What one checkpoint of a tier costs and the failures it serves: policies' TierCost fits."""
+    """Cost of one checkpoint of a tier and the failures it serves: policies' TierCost fits."""
 
     @property
     def stall_s(self) -> float: ...
@@ -137,7 +137,7 @@ class Cost(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIfCurve:
-    """The plan as a point of the waste function, and what the policy itself got for it."""
+    """The plan as a point of the waste function, and the policy's own result for it."""
 
     point: dict[str, float]
     """A value for each of `PARAMETERS`; a tier that is off has zero costs and share."""
@@ -222,7 +222,7 @@ def scaled(point: Mapping[str, float], times: Mapping[str, float]) -> dict[str, 
 
 
 def terms(point: Mapping[str, float]) -> dict[str, float]:
-    """The waste at `point` by what is lost; adds up to `waste`."""
+    """Return the waste at `point` by loss; adds up to `waste`."""
     return {name: evaluate(expression, point) for name, expression in SHARES.items()}
 
 

@@ -1,7 +1,7 @@
 """Telemetry as a table: one row per event, one column per field of any event; and as CSV.
 
 A spreadsheet runs a cell that begins with = + - or @ as a formula, and reasons and details come
-from outside; such text gets an apostrophe in front, as spreadsheets themselves do, and loses it
+from outside.  Such text gets an apostrophe in front, as spreadsheets do themselves, and loses it
 again when read back.  Several numbers of one field stand in one cell, with blanks between them.
 """
 
@@ -46,7 +46,7 @@ def from_csv(text: str) -> tuple[Event, ...]:
     """The events of `to_csv`.  Raises ConfigError for another header or a malformed cell."""
     frame = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False, na_filter=False)
     if tuple(frame.columns) != columns():
-        raise ConfigError(f"CSV columns {list(frame.columns)[:4]}... are not those of telemetry")
+        raise ConfigError(f"CSV columns {list(frame.columns)[:4]}... are not telemetry fields")
     names = list(frame.columns)
     return tuple(
         _event(dict(zip(names, row, strict=True)), f"CSV line {i + 2}")

@@ -12,7 +12,7 @@ from autockpt.values.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renderer:
-    """A format: what it is for, its file name, and how it is made."""
+    """A format: its use, its file name, and its function."""
 
     name: str
     purpose: str

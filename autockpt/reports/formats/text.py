@@ -129,7 +129,7 @@ def _restores(model: ReportModel) -> list[str]:
 
 
 def _restarts(model: ReportModel) -> list[str]:
-    """Parts of the newest restart; what was not told apart is left out."""
+    """Parts of the newest restart; parts that were not separated are left out."""
     if not model.restarts:
         return []
     newest = model.restarts[-1]
@@ -194,7 +194,7 @@ def _choices(model: ReportModel) -> list[str]:
 
 
 def _unknown(model: ReportModel) -> list[str]:
-    """What a search found, and how a month may go."""
+    """The result of a search, and the forecast of a month."""
     lines = []
     if model.search is not None:
         found = model.search

@@ -1,6 +1,6 @@
 """Markup that is safe by construction: everything is text until `tag` says otherwise.
 
-`Html` marks a string as markup.  `tag` escapes every child and attribute that is not markup, so a
+`Html` marks a string as markup.  `tag` escapes every child and attribute that is not markup.  So a
 name, a path or a reason from a user can never become an element.  Templates escape by the same rule
 (`template`).  Constants of the page itself are wrapped in `Html` where they stand.
 """

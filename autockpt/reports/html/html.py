@@ -24,7 +24,7 @@ from autockpt.values.record import to_json
 def render(model: ReportModel) -> str:
     """The page of a profile or a run; under 500 KB, complete without network and script.
 
-    A profile opens with what could be, a run with what was.
+    A profile opens with predictions, a run with its history.
     """
     text = ""
     for level in LEVELS:

@@ -16,7 +16,7 @@ FEW = 10
 def draw(
     iteration_s: Distribution, samples: Sequence[float] = (), *, counted: str = "iterations"
 ) -> Html:
-    """Bars of `samples` with p10, p50, p90 and p95 marked; `counted`: what one sample is."""
+    """Bars of `samples` with p10, p50, p90 and p95 marked; `counted` names one sample."""
     quantiles = {"p10": iteration_s.p10, "p50": iteration_s.p50, "p95": iteration_s.p95}
     kept = sorted(s for s in samples if math.isfinite(s))
     low, high = _range(kept, iteration_s)

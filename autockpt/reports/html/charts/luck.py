@@ -35,7 +35,7 @@ def draw(risk: Risk) -> Html:
 
 
 def legend() -> Html:
-    """What the marks mean."""
+    """Meaning of the marks."""
     items = (
         (tag("path", d="M1 6Q14 -4 27 6Q14 16 1 6Z", class_="violin"), "worlds, by how many"),
         (tag("path", d="M1 6H27", class_="whisker"), "90 % of them"),

@@ -1,4 +1,4 @@
-"""Memory of a node: what is taken, what checkpoints add, and the line that must not be crossed."""
+"""Memory of a node: in use, added by checkpoints, and the limit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Bar:
     ours_bytes: int
     """Taken by checkpoints."""
     limit_bytes: int
-    """What may be used."""
+    """Memory that may be used."""
 
 
 def draw(bars: Sequence[Bar]) -> Html:

@@ -14,7 +14,7 @@ GROUPS = {
     "productive": ("restore", ("fetch", "read", "apply")),
     "slowdown": ("first iteration", ("first",)),
 }
-"""CSS class -> what it stands for: eleven parts would not be told apart by colour."""
+"""CSS class -> its meaning: eleven parts could not be distinguished by colour."""
 
 BAR, GAP = 26, 10
 

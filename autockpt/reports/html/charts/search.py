@@ -16,7 +16,7 @@ SHAPES = {
     "search": "M0 -5A5 5 0 1 0 0.01 -5Z",
     "final": "M0 -6.5L6.5 0L0 6.5L-6.5 0Z",
 }
-"""Square, circle, diamond: the stage is told by more than its colour."""
+"""Square, circle, diamond: the shape shows the stage besides the colour."""
 WORDS = {"seed": "seed", "search": "search", "final": "final, in turn with the default"}
 
 
@@ -42,7 +42,7 @@ def draw(history: SearchHistory) -> Html:
 
 
 def legend() -> Html:
-    """What the marks mean."""
+    """Meaning of the marks."""
     items = [
         tag("li", tag("svg", tag("path", d=shape, class_=f"write {stage}"), viewBox="-8 -8 16 16",
                       width=16, height=16, aria_hidden="true"), WORDS[stage])

@@ -1,7 +1,7 @@
 """Lost time against the interval: one U per tier, where the plan stands, where the best would be.
 
-The browser redraws the same chart with the same numbers when a slider moves; geometry and sampling
-are handed to it by `geometry`, so that there is one of each.
+The browser redraws the same chart with the same numbers when a slider moves.  `geometry` hands
+geometry and sampling to it, so that there is one of each.
 """
 
 import math
@@ -68,7 +68,7 @@ def draw(curve: WhatIfCurve) -> Html:
 
 
 def legend(tiers: Sequence[str]) -> Html:
-    """What the lines and marks mean, with the line style as well as the colour."""
+    """Meaning of the lines and marks, with the line style as well as the colour."""
     names = {"memory": "interval to memory", "disk": "interval to disk"}
     items = [
         tag(
@@ -114,7 +114,7 @@ def _x(interval_s: float, low: float, high: float) -> float:
 
 
 def _y(fraction: float, top: float) -> float:
-    """Far above the axis is enough: what is clipped needs no exact place."""
+    """Far above the axis is enough: a clipped point needs no exact place."""
     return TOP + (HEIGHT - TOP - BOTTOM) * (1 - min(fraction / top, 3.0))
 
 

@@ -56,7 +56,7 @@ def policy(model: ReportModel) -> Section | None:
 
 
 def method(model: ReportModel) -> Section:
-    """Environment, and what was not measured."""
+    """Environment, and the missing measurements."""
     profile = model.profile
     versions = [(name, version) for name, version in model.versions.items()]
     status = [(name, value) for name, value in model.status.items()]

@@ -1,4 +1,4 @@
-"""What the machine can do: storage, links, memory."""
+"""Capabilities of the machine: storage, links, memory."""
 
 from autockpt.reports.findings import slots_bytes_of
 from autockpt.reports.html.charts import heat, memory

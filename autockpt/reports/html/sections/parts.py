@@ -1,4 +1,4 @@
-"""What the sections are made of: a titled block, a table, a definition list."""
+"""Building blocks of the sections: a titled block, a table, a definition list."""
 
 from dataclasses import dataclass
 
@@ -28,12 +28,12 @@ def details(summary: str, *children: Child) -> Html:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds for people; a dash for what is unknown."""
+    """Seconds for people; a dash for None."""
     return "\u2013" if seconds is None else format_duration(seconds)
 
 
 def fraction(value: float | None) -> str:
-    """A share for people; a dash for what is unknown."""
+    """A share for people; a dash for None."""
     return "\u2013" if value is None else format_fraction(value)
 
 

@@ -1,4 +1,4 @@
-"""What is not known: how often it fails, how a month may go, what another rate would change."""
+"""Uncertainties: the failure rate, the forecast of a month, the effect of another rate."""
 
 from autockpt.reports.analysis.risk import BAND, Risk, sensitivity
 from autockpt.reports.analysis.what_if import WhatIfCurve

@@ -1,4 +1,4 @@
-"""How the way to write was searched: history, what mattered, the best ways, what was left out."""
+"""The search for a way to write: history, importance, the best ways, the excluded ones."""
 
 from autockpt.reports.analysis.search import SearchedWay, SearchHistory
 from autockpt.reports.html.charts import search as chart_of

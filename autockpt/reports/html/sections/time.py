@@ -75,7 +75,7 @@ def _predicted(point: Mapping[str, float]) -> list[Child]:
 
 
 def _checkpoint(model: ReportModel) -> Child:
-    """One checkpoint: what training waits for, and what is hidden under it."""
+    """One checkpoint: the part that training waits for, and the hidden part."""
     stall, copy, durable = _measured(model)
     rows: list[Sequence[Child]] = []
     sync = waits(model.decision)

@@ -34,7 +34,7 @@ class Slider:
     least: float = 1e-3
     """Lower end where the plan's value is 0."""
     unit: str = "s"
-    """s, "" for a fraction, x for a multiple of what the plan has."""
+    """s, "" for a fraction, x for a multiple of the plan's value."""
     linear: bool = False
     """From 0 to 1."""
 

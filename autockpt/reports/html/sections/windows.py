@@ -31,7 +31,7 @@ def section(model: ReportModel) -> Section | None:
 
 
 def _compared(shown: Windows) -> Child:
-    """Schedules that took turns: what a snapshot was expected to cost, and did."""
+    """Schedules that took turns: expected and observed cost of a snapshot."""
     rows = [
         (cost.schedule, duration(cost.expected_s), duration(max(0.0, cost.observed_s)),
          duration(cost.error_s), str(cost.tries))
