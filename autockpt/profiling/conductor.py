@@ -85,7 +85,7 @@ class Conductor:
         self._complete = False
         self._raises = 0
         self._session = PassThroughSession(None, None)
-        """What attach gave to the script; one that nobody uses if the script never attached."""
+        """The object that attach gave to the script; unused if the script never attached."""
         self._roots: list[torch.nn.Module] = []
         self._state: LiveState | None = None
         self._probes: NodeProbes | None = None
@@ -204,7 +204,7 @@ class Conductor:
             self._stage = self._settle
 
     def _count_traffic(self) -> None:
-        """What the links carried during the quiet iterations."""
+        """Measure the traffic of the links during the quiet iterations."""
         if self._traffic is not None:
             self.measured.traffic = self._traffic.stop()
             self.measured.warnings += self._traffic.missing

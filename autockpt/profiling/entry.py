@@ -16,8 +16,8 @@ _current: Conductor | None = None
 def install(run_dir: str, *, settings: ProfileSettings | None = None) -> None:
     """Puts the hooks in place; the script that runs next in this process is profiled.
 
-    The profile is written to `run_dir`/profile.json by rank 0, and the script is then ended by
-    `StopTraining`, raised from its optimizer step on every rank at the same step.
+    Rank 0 writes the profile to `run_dir`/profile.json.  `StopTraining` then ends the script,
+    raised from its optimizer step on every rank at the same step.
     """
     global _current
     if _current is not None:

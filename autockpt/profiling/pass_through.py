@@ -13,7 +13,7 @@ from autockpt.values.errors import AutockptError
 class PassThroughSession:
     """The interface of a session, without protection; it always starts at step 0.
 
-    Raises ConfigError, as a session does, for data whose position cannot be told.
+    Raises ConfigError, as a session does, for data without a known position.
     """
 
     def __init__(self, data: Any, timer: PhaseTimer | None) -> None:
@@ -28,7 +28,7 @@ class PassThroughSession:
         return self._step
 
     def progress(self) -> dict[str, Any]:
-        """What a session would save of itself."""
+        """Return the progress that a session would save."""
         data = None if self._data is None else self._data.state()
         return {"step": self._step, "data": data}
 
@@ -94,7 +94,7 @@ class PassThroughSession:
 
     @property
     def stopped(self) -> bool:
-        """Nobody asks for a stop."""
+        """False: there are no requests for a stop."""
         return False
 
     @property

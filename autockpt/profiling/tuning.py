@@ -34,7 +34,7 @@ Measure = Callable[[Candidate, int], Write]
 
 
 def largest_sample(directory: str, state_bytes: int, ranks: int) -> int:
-    """Bytes a rank that a write may take: of the state, the space, and what is worth while."""
+    """Return the bytes that a write of one rank may take: bounded by state, space and a limit."""
     stat = os.statvfs(directory)
     allowed = int(stat.f_bavail * stat.f_frsize * SPACE_SHARE) // ranks
     size = min(state_bytes, SAMPLE_LIMIT_BYTES, allowed) // PAGE_BYTES * PAGE_BYTES

@@ -1,1 +1,1 @@
-"""What a job and its machine are: ranks, state, failure domains, earlier failures."""
+"""Facts about a job and its machine: ranks, state, failure domains, earlier failures."""

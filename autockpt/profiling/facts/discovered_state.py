@@ -1,4 +1,4 @@
-"""The state of a script that does not mention autockpt, put together from what the hooks saw."""
+"""The state of a script that does not mention autockpt, collected by the hooks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +13,8 @@ def seen_state(
 ) -> dict[str, Any]:
     """The `model` and `optimizer` that the script would hand to `autockpt.attach`.
 
-    Models are the called roots that own a trained parameter and stand in no other such root; a
-    frozen teacher or a loss network is none.
+    Models are the called roots that own a trained parameter and stand in no other such root.  A
+    frozen teacher or a loss network does not count.
     """
     trained = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
     models: list[torch.nn.Module] = []
@@ -44,7 +44,7 @@ def device_of(optimizers: Sequence[torch.optim.Optimizer]) -> torch.device:
 
 
 def describe_seen(roots: Sequence[torch.nn.Module], steps: int, step_wanted: int) -> str:
-    """What a script that cannot be profiled did instead, for the error."""
+    """Return the actions of a script that cannot be profiled, for the error."""
     if steps:
         return (
             f"it ended after {steps} optimizer step{'s' if steps > 1 else ''}; a profile needs at "

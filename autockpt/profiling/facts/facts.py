@@ -1,4 +1,4 @@
-"""What a profile says about job and machine without timing anything; cheap, used by runs too."""
+"""Facts of a profile about job and machine that need no timing; cheap, used by runs too."""
 
 import contextlib
 import os
@@ -46,7 +46,8 @@ def fingerprint(*, layout_digest: str, storage_dir: str, ranks: Ranks | None = N
 def interface(ranks: Ranks) -> str | None:
     """The network interface that the training's traffic takes, None where it uses no network.
 
-    As the back ends of torch are told, else the one with the address that keepers listen on.
+    It is the interface that torch's back ends are set to, else the one with the address that
+    keepers listen on.
     """
     named = [os.environ.get(name, "") for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")]
     known = psutil.net_if_addrs()

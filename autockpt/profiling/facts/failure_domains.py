@@ -1,8 +1,10 @@
-"""Where this cluster says what its nodes share: a file, a variable, Slurm.  Files and environment.
+"""Where this cluster says what its nodes share: a file, a variable, Slurm.
 
-AUTOCKPT_DOMAINS=domains.csv            a table of all nodes: .csv, .yaml or topology.conf
-AUTOCKPT_DOMAINS=power=p1,rack=r7       what this node knows of itself
-SLURM_TOPOLOGY_ADDR                     switches above this node, set by topology/tree
+        AUTOCKPT_DOMAINS=domains.csv            a table of all nodes: .csv, .yaml or topology.conf
+        AUTOCKPT_DOMAINS=power=p1,rack=r7       this node's own domains
+        SLURM_TOPOLOGY_ADDR                     switches above this node, set by topology/tree
+
+This module reads files and the environment.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +44,7 @@ def domains_of(names: Sequence[str], environment: Mapping[str, str]) -> FailureD
 def job_domains(
     environment: Mapping[str, str], nodes: int
 ) -> tuple[FailureDomains, tuple[str, ...]]:
-    """Domains of a Slurm job's nodes from the table that the variable names, and what is wrong.
+    """Return the domains of a Slurm job's nodes from the table of the variable, and any error.
 
     Unknown where nothing says: a training does not end because of it.
     """

@@ -27,7 +27,7 @@ PIECES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureEvidence:
-    """What the logs of a run and of those beside it say."""
+    """Evidence from the logs of a run and of the runs beside it."""
 
     rates: FailureRates
     recovery: RecoveryTimes

@@ -1,7 +1,7 @@
 """Ranks that take a profile together: who writes, and how they agree on one schedule.
 
-Agreement is the largest of what each rank measured, exchanged once after the warm-up and once after
-the blocking probes, on a gloo group of our own; between them nobody waits for anybody.
+They agree on the largest measurement of all ranks, on a gloo group of our own.  They exchange it
+once after the warm-up and once after the blocking probes.  In between no rank waits for another.
 """
 
 import os
@@ -22,7 +22,7 @@ TIMEOUT_S = 180.0
 
 @dataclass(slots=True)
 class Ranks:
-    """This process among those of the job."""
+    """This process and its place in the job."""
 
     rank: int
     world_size: int

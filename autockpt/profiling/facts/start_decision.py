@@ -1,7 +1,7 @@
 """The plan of a start, decided from profile, goal and all logs before the first iteration.
 
-One rule for `autockpt run`, its dry run, and rank 0 of every start, restart and resume: failures on
-record and costs that earlier processes of the run have observed count at once.
+One rule serves `autockpt run`, its dry run, and rank 0 of every start, restart and resume.
+Failures on record and costs that earlier processes of the run have observed count at once.
 """
 
 import contextlib
@@ -29,12 +29,12 @@ from autockpt.values.profile import Estimate, FailureRates, MemoryEnd, Profile
 from autockpt.values.record import from_json, to_json
 
 MEMORY = "memory.json"
-"""In the directory of the controller's recordings: what the newest process remembered."""
+"""In the directory of the controller's recordings: the memory of the newest process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What a start begins with."""
+    """The memory and the plan that a start begins with."""
 
     memory: Memory
     """Of the controller, before it was asked."""
@@ -91,7 +91,7 @@ def undecided(plan: CheckpointPlan, *, nodes: int) -> Start:
 
 
 def with_evidence(profile: Profile, known: FailureEvidence) -> Profile:
-    """The profile with what the logs say now; what it has seen elsewhere stays where that is more.
+    """Return the profile with the evidence of the logs; its own evidence stays where it is more.
 
     Restores that no log has follow from its links and its storage, as they did when it was taken.
     """
@@ -117,7 +117,7 @@ def _memory_end(before: FailureRates, now: FailureRates) -> MemoryEnd:
 
 
 def plan_costs(profile: Profile, goal: Goal, plan: CheckpointPlan) -> Costs:
-    """What a checkpoint of this plan costs by the profile."""
+    """Return the cost of a checkpoint under this plan, by the profile."""
     write = choose_write(profile, goal.pins)
     costs = profile_costs(profile, plan.staging, write=write.measure)
     return replace(costs, peers=peer_costs(profile, plan.redundancy))
@@ -137,7 +137,7 @@ def write_memory(run: RunDirectory, memory: Memory) -> None:
 
 
 def read_memory(run: RunDirectory) -> Memory | None:
-    """What the newest process remembered; None where nothing that can be understood is there."""
+    """Return the memory of the newest process; None where it is missing or unreadable."""
     with contextlib.suppress(AutockptError, OSError, UnicodeDecodeError):
         text = (run.controller / MEMORY).read_text(encoding="utf-8")
         return from_json(Memory, text, where=MEMORY)

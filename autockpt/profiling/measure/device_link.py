@@ -1,7 +1,7 @@
 """The path through emulated devices as copies will use it, beside the hosts' link: same bytes.
 
-Each node receives from the next one, all at once.  A request is a word on the path itself; what it
-brings is compared with the digests of what every node has.
+Each node receives from the next one, all at once.  A request is a word on the path itself.  The
+received bytes are compared with the digests of every node's bytes.
 """
 
 import os
@@ -31,7 +31,7 @@ class DeviceProbe:
     """This node's two ends: one receives from the next node, one sends to the former."""
 
     def __init__(self, memory: NodeLink, links: DeviceLinks) -> None:
-        """Listens; `memory` is what is sent, and received into.  Raises RuntimeError."""
+        """Listen; `memory` holds the bytes to send and receives into.  Raises RuntimeError."""
         self._memory, self._links = memory, links
         self.sizes = memory.sizes
         self._store, self.address = listening_store(listen_host(os.environ, one_host=False))
@@ -71,7 +71,7 @@ class DeviceProbe:
                 self._path.ask(0)
 
     def _send(self, former: str) -> None:
-        """Sends what is asked for until nothing is; a probe that fails is told by its receiver."""
+        """Send the requested bytes until no request comes; the receiver reports a failed probe."""
         with suppress(RuntimeError, AutockptError):
             path = DevicePath(store_at(former), SENDER, self._links)
             while nbytes := path.asked():
@@ -79,7 +79,7 @@ class DeviceProbe:
 
 
 def meet_devices(ranks: Ranks, link: NodeLink | None) -> tuple[DeviceProbe | None, str]:
-    """(probe, what is wrong) once all nodes have said what they have; every rank must call it.
+    """Return (probe, error) once all nodes have made their offers; every rank must call it.
 
     Without the setting on any node there is no probe and nothing wrong.
     """

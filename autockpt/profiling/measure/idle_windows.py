@@ -27,7 +27,7 @@ from autockpt.values.record import from_json, to_json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankWindows:
-    """What one rank sends to the one that writes."""
+    """The windows that one rank sends to the writing rank."""
 
     traces: tuple[IterationTrace, ...]
     bubbles: tuple[Bubble, ...]

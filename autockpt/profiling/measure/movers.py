@@ -238,7 +238,7 @@ def host_copy(source: memoryview, target: Arena) -> Move:
 
 
 def persist(path: str, image: memoryview) -> None:
-    """What a keeper does to an image with the default staging: digests, then a durable write."""
+    """Persist an image as a keeper does with the default staging: digests, then a durable write."""
     for start in range(0, len(image), CHUNK_BYTES):
         chunk_digest(image[start : start + CHUNK_BYTES])
     write(path, image)
@@ -277,7 +277,7 @@ def codecs() -> dict[str, Codec]:
 
 
 def base_codecs() -> dict[str, Codec]:
-    """Those that store differences."""
+    """Return the codecs that store differences."""
     return {"delta": ElementCodec("planes")}
 
 
@@ -323,7 +323,7 @@ def filled_memory(state: LiveState, nbytes: int) -> Arena:
 
 
 def spare_bytes() -> int:
-    """What a probe may take beside the snapshot: an eighth of what is left."""
+    """Return the memory for a probe beside the snapshot: an eighth of the available bytes."""
     return max(2**20, headroom().available_bytes // 8)
 
 

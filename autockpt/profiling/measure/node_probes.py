@@ -120,7 +120,7 @@ class NodeProbes:
         self._image = arena.view
 
     def run(self, stage: Callable[[str], None]) -> None:
-        """All probes, in turn; `stage` is told what begins."""
+        """Run all probes in turn; `stage` receives the name of each that begins."""
         if self._image is None:
             return
         seconds = {name: share * self._settings.probes_s for name, share in _SHARES.items()}
@@ -173,7 +173,7 @@ class NodeProbes:
         return bool(self.measured.codecs)
 
     def encoders(self) -> list[Callable[[], int]]:
-        """Those of a save's writers, on samples of the state; none where it is too small."""
+        """Return a save's encoders, on samples of the state; none where it is too small."""
         pieces = self._codec_pieces()
         return movers.encoders(pieces) if pieces else []
 
@@ -183,7 +183,7 @@ class NodeProbes:
         return max(1, INTERFERENCE_WRITE_BYTES // (max(1, units) * sample))
 
     def expected_persist_s(self, ranks: int) -> float:
-        """Copy and write of the images of so many ranks, from what was measured so far."""
+        """Return the time to copy and write `ranks` images, from the measurements so far."""
         rates = [
             sample.bytes / sample.seconds
             for sample in (self.measured.storage.samples if self.measured.storage else ())
@@ -302,7 +302,7 @@ class NodeProbes:
         return codecs.joined(pieces, piece_bytes=PIECE_BYTES)
 
     def remember(self, step: int) -> None:
-        """Keeps some bytes of the snapshot as it is: what they become shows what a delta gains."""
+        """Keep some bytes of the snapshot now: their later change shows the gain of a delta."""
 
         def keep() -> None:
             pieces = codecs.spread_pieces(
@@ -316,7 +316,7 @@ class NodeProbes:
         self.attempt("bases of deltas", keep)
 
     def differences(self, step: int) -> None:
-        """Measures deltas between the state as it is now, after `step`, and what was kept."""
+        """Measure deltas between the state after `step` and the remembered bytes."""
         gap = step - self._based_at_step
         if gap < 1 or not self._bases:
             return

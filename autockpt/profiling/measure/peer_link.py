@@ -1,8 +1,8 @@
 """The link to another node as copies will use it: the same pool, frames and digests, fetched.
 
-The ranks that probe their nodes tell each other where they lend and a secret; then each node
-fetches from the next one, all at once, as they will when copies are made.  What is fetched are
-known bytes of several sizes.
+The ranks that probe their nodes exchange their addresses and a secret.  Then each node fetches from
+the next one, all at once, as they will when copies are made.  They fetch known bytes of several
+sizes.
 """
 
 import os
@@ -35,7 +35,7 @@ PATTERN_BYTES = 2**20
 
 
 class NodeLink:
-    """This node's end: lends its bytes, fetches those of the next node."""
+    """This node's end: lends its bytes, fetches the next node's."""
 
     def __init__(self, node: int, nbytes: int) -> None:
         """Memory and digests; nothing is fetched before `call`.  Raises AutockptError."""
@@ -56,7 +56,7 @@ class NodeLink:
 
     @property
     def source(self) -> memoryview:
-        """What is lent."""
+        """The lent bytes."""
         return self._source.view
 
     @property
@@ -113,7 +113,7 @@ class NodeLink:
 
 
 def meet(ranks: Ranks, link: NodeLink | None) -> str:
-    """All ranks at once, `link` None where a rank probes nothing; what is wrong, else ""."""
+    """Connect all ranks, `link` None where a rank probes nothing; return the error or ""."""
     (secret, *_) = ranks.everyone(secrets.token_bytes(32))
     offer: dict[str, Any] | None = None
     if link is not None:

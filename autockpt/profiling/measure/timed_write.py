@@ -1,10 +1,9 @@
 """One write as a keeper does it, timed: the pipeline of a run on the job's bytes, in its directory.
 
-Digest, codec, writers, O_DIRECT and fsync are those of
-`executors/keeper/saving/shard_writer.py`; with several
-ranks on a node as many pipelines run at once.  Files lose their names as soon as they are open, so
-that a killed search leaves nothing behind; what is left of one killed in that moment is swept by
-the next (`probes/clean.py`).
+Digest, codec, writers, O_DIRECT and fsync are the code of
+`executors/keeper/saving/shard_writer.py`; with several ranks on a node as many pipelines run at
+once.  Files lose their names as soon as they are open, so that a killed search leaves nothing
+behind.  If one is killed in that moment, the next search sweeps its files (`probes/clean.py`).
 """
 
 import contextlib

@@ -1,7 +1,8 @@
 """The gate of this rank's idle windows, and the hooks that tell it where the iteration is.
 
-Hooks on torch's pipeline stages and the optimizer's step; on a device the gate is told when the
-device gets there.  The session and the profile hold back their copies by the same one.
+The hooks are on torch's pipeline stages and the optimizer's step.  On a device the gate gets the
+time at which the device arrives there.  The session and the profile hold back their copies by the
+same one.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ LONGEST_WAIT_S = 5.0
 
 
 class StageGate:
-    """A gate that is told of stages and steps; used on the training thread."""
+    """A gate that receives stages and steps; used on the training thread."""
 
     def __init__(
         self,
@@ -43,14 +44,14 @@ class StageGate:
 
     @property
     def gate(self) -> IdleWindowThrottle | None:
-        """For the copy; None once nobody knows any more where the device is."""
+        """The gate for the copy; None once the position of the device is not known any more."""
         lost = isinstance(self._marks, DeviceMarks) and self._marks.error is not None
         return None if lost else self._gate
 
     def hand_in(
         self, rank: int, traces: Sequence[IterationTrace], bubbles: Sequence[Bubble]
     ) -> None:
-        """The windows of `rank` as a profile has them; those of collectives are not for this."""
+        """Hand in the profiled windows of `rank`, without the windows of collectives."""
         own = next((trace for trace in traces if trace.rank == rank and trace.schedule), None)
         if own is not None:
             gaps = [b for b in bubbles if b.rank == rank and b.after >= 0]
