@@ -3,12 +3,12 @@
 `python -u -m autockpt.cli.script_runner [-m] SCRIPT ARGS`.
 
 The script becomes a real `__main__` module that stays in `sys.modules` to the end of the process.
-runpy takes its module away when the script ends, so that an atexit function (a last save, for one)
+runpy takes its module away when the script ends.  Then an atexit function (a last save, for one)
 can no longer pickle a class of the script.  sys.argv and sys.path[0] are what Python would set,
 tracebacks show the user's frames only, and exit codes are the script's own.
 
-What is added: in mode `profile` the probes are installed before the script starts, and end it when
-they are done; in mode `run` a script that never called `autockpt.attach` is told how to.
+In mode `profile` the probes are installed before the script starts, and end it when they are done.
+In mode `run`, a script that never called `autockpt.attach` gets a message that shows how.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """What `beside` starts: `python -m autockpt.cli.sidecar_main LOCK PARENT COMMAND...`.
 
-The command ends as if SIGTERM had come when its launcher dies, however that dies, and begins when
-the one that an earlier launcher left has ended.
+The command gets the effect of SIGTERM when its launcher dies, in any way.  It begins when the
+command of an earlier launcher has ended.
 """
 
 import fcntl

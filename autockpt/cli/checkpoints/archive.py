@@ -30,7 +30,7 @@ def is_archive(path: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is to be archived, and how."""
+    """The request to archive, checked."""
 
     source: str
     destination: str
@@ -39,7 +39,7 @@ class Request:
     codec: str
     full_every: int | None
     follow: bool
-    """Go on with what the run writes, until SIGTERM; then a last time."""
+    """Continue with new checkpoints of the run until SIGTERM; then copy a last time."""
 
 
 def add(console: Console, request: Request) -> int:
@@ -176,7 +176,7 @@ class _Archiver:
             self._console.say(f"{destination}: holds everything of {source} already")
         elif any(one.lossy for one in self._done):
             self._console.warn(
-                f"{destination} is LOSSY: what comes back is close to what was trained, and "
+                f"{destination} is LOSSY: restored values are close to the trained ones, and "
                 f"not equal; `autockpt archive-eval` measures the difference on your job"
             )
         self._console.next(f"autockpt ls {destination}")
@@ -190,8 +190,8 @@ def _is_committed(folder: str) -> bool:
 def _sickness(directory: str, name: str) -> str:
     """What speaks against the numbers in a good generation; "" when nothing does.
 
-    One that its keeper has not read back yet, or could not mark, is read here: a seal may have
-    looked at a part of it.
+    A checkpoint that its keeper has not read back yet, or could not mark, is read here.  A seal may
+    have looked at a part of it only.
     """
     from autockpt.executors.storage.catalogue import verify_generation
 

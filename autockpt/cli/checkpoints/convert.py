@@ -68,12 +68,13 @@ def convert(
     follow: bool,
     force: bool,
 ) -> int | None:
-    """Export one checkpoint to DESTINATION as safetensors, as a directory of
-    torch.distributed.checkpoint, or as one file of torch.save; or make a run directory from a
-    checkpoint in any of these formats, from which `autockpt run --run-dir` goes on.
+    """Export one checkpoint to DESTINATION, or make a run directory from an exported one.
 
-    --to archive adds every good checkpoint of a run that is newer than what the archive holds.
-    With --codec excp or quantised it is LOSSY: what comes back is close to what was trained.
+    The formats are safetensors, a directory of torch.distributed.checkpoint, and one file of
+    torch.save.  `autockpt run --run-dir` resumes a run directory made from one.
+
+    --to archive adds every good checkpoint of a run that is newer than the archive.  With --codec
+    excp or quantised it is LOSSY: restored values are close to the trained ones.
 
     Every chunk is compared with its digest on the way; a damaged checkpoint exports nothing.
     """
@@ -122,7 +123,7 @@ def convert(
     for what in done.left_out:
         console.say(f"left out: {what}")
     if done.lossy:
-        console.warn(f"LOSSY: {done.lossy}; what was converted is not what was trained")
+        console.warn(f"LOSSY: {done.lossy}; its values differ from the trained ones")
     if target == TARGET:
         console.next(f"autockpt run --run-dir {destination} SCRIPT")
         return None

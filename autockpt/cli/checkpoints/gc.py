@@ -23,8 +23,8 @@ autockpt pin runs/train-20260101-120000 paper --remove
 def gc(console: Console, path: str | None, dry_run: bool) -> None:
     """Remove leftovers: unfinished checkpoints, temporary and spare files, folders of dead keepers.
 
-    A checkpoint is never removed, what somebody else put there neither; a directory that a live run
-    holds is refused (exit code 73).
+    It never removes a checkpoint or foreign files.  It refuses a directory that a live run holds
+    (exit code 73).
     """
     from autockpt.executors.storage.directory import CheckpointDirectory
     from autockpt.executors.storage.maintenance import dead_keepers, leftovers, remove

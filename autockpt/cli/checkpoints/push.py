@@ -29,10 +29,9 @@ autockpt push checkpoints file:///mnt/nfs/run-7 --keep 5 --rate '50 MB/s'
 def push(console: Console, path: str, url: str, follow: bool, keep: int, rate: str | None) -> int:
     """Copy the newest good checkpoint of PATH to URL: s3://, gs://, az:// or file://.
 
-    A copy counts when all of it is there.  Two directories that continue the same run are told
-    apart: the one that was replaced copies nothing any more (exit code 70).  Keys stand in the
-    environment, as the store's own tools read them.  `remote.url` in a policy makes `autockpt run`
-    do it.
+    A copy counts when all of it is there.  Of two directories that continue the same run, the
+    replaced one copies nothing any more (exit code 70).  Keys stand in the environment, as the
+    store's own tools read them.  `remote.url` in a policy makes `autockpt run` do it.
     """
     from autockpt.values.errors import ConfigError
     from autockpt.values.goal import RemoteWish

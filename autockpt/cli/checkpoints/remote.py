@@ -49,16 +49,16 @@ def copies_at(url: str) -> "RemoteCopies":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is to be copied, where to, and how much of it stays there."""
+    """The request to copy: source, target, and the number of copies kept there."""
 
     source: str
     wish: RemoteWish
     follow: bool
-    """Go on with what the run writes, until SIGTERM; then a last time."""
+    """Continue with new checkpoints of the run until SIGTERM; then copy a last time."""
 
 
 def copiers(run: RunDirectory, wish: RemoteWish) -> list[Sidecar]:
-    """Who copies what the run commits: one or nobody."""
+    """Return the sidecar that copies the run's commits; none without a store."""
     if wish.url is None:
         return []
     command = ["push", str(run.path), wish.url, "--keep", str(wish.keep_last), "--follow"]
@@ -194,8 +194,9 @@ class _Copier:
 
 
 def _newest(directory: str, *, read: bool) -> str | None:
-    """The newest good generation that was read back; with `read` the newest, reading it back here
-    if nobody has.  None: nobody has yet.
+    """Return the newest good checkpoint that was read back.
+
+    With `read`, read back the newest here if that has not been done.  None: none was read back yet.
 
     Raises NoCheckpointError.
     """
@@ -280,7 +281,7 @@ def bring_back(run: RunDirectory, goal: Goal, console: Console) -> None:
 
 
 def require_back(run: RunDirectory, goal: Goal, console: Console) -> None:
-    """Under a launcher of one's own nobody waits for a long fetch, and nobody copies.
+    """Require the store's checkpoints locally: a foreign launcher has no time to fetch or copy.
 
     A store that does not answer ends the start only where there is nothing else to begin from.
     Raises ConfigError where the store holds what the directory lacks, StorageError.

@@ -1,4 +1,4 @@
-"""`autockpt show PATH [GENERATION]`: what one checkpoint holds."""
+"""`autockpt show PATH [GENERATION]`: contents of one checkpoint."""
 
 import os
 from typing import TYPE_CHECKING, Any
@@ -108,7 +108,7 @@ def _part(row: dict[str, Any]) -> str:
 
 
 def _shard(folder: str, commit: "CommitFile", rank: int) -> dict[str, Any]:
-    """What the index and the header of one shard say; both are checked against the commit."""
+    """Return the contents of a shard's index and header; both are checked against the commit."""
     from autockpt.executors.image.container import header_bytes, read_header
     from autockpt.executors.linux.memory import Arena
     from autockpt.executors.storage.catalogue import open_shard

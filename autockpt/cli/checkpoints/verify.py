@@ -41,10 +41,12 @@ def verify(
 ) -> int:
     """Read a checkpoint back and compare every chunk with its digest; exit code 65 on damage.
 
-    UNREAD is what the storage did not give, exit code 74; gone is what a live run deleted.
+    UNREAD: the storage did not deliver the bytes, exit code 74.  Gone: a live run deleted the
+    checkpoint.
 
-    NaN in parameters or optimizer state is said, and is no damage.  --quarantine needs a directory
-    that no run holds; it renames damaged checkpoints into quarantine/ and deletes nothing.
+    NaN in parameters or optimizer state is reported and does not count as damage.  --quarantine
+    needs a directory that no run holds; it renames damaged checkpoints into quarantine/ and deletes
+    nothing.
     """
     from autockpt.executors.storage.catalogue import list_generations
     from autockpt.executors.storage.directory import CheckpointDirectory

@@ -15,4 +15,4 @@ class Finding:
     what: str
     """One sentence with numbers."""
     fix: str = ""
-    """What a person can do; never empty for a warning or something broken."""
+    """Action for the user; never empty for a warning or something broken."""

@@ -85,7 +85,7 @@ def _job(environ: Mapping[str, str]) -> list[Finding]:
 
 
 def _huge_pages() -> Finding:
-    """Of shared memory; what is chosen stands in brackets."""
+    """Report huge pages of shared memory; brackets mark the chosen value."""
     setting = read_text("/sys/kernel/mm/transparent_hugepage/shmem_enabled") or "[unknown]"
     chosen = setting.partition("[")[2].partition("]")[0]
     if chosen in ("always", "within_size", "advise", "force"):

@@ -1,8 +1,8 @@
 """Which process deaths the memory tier survives here: tried on real processes, not looked up.
 
 A small tree is built as `autockpt run` builds it: launcher -> trainer -> (double fork, new session)
-keeper, with one sealed memfd written by the trainer.  Then processes are killed, and whoever should
-still hold the memory is asked for its content.
+keeper, with one sealed memfd written by the trainer.  Then processes are killed, and the process
+that should still hold the memory has to return its content.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from autockpt.executors.linux.memory import create_memfd, seal
 from autockpt.profiles.probes.host import read_text
 
 PATTERN = hashlib.sha256(b"autockpt doctor").digest() * 4096
-"""128 KiB that nobody else has in memory."""
+"""128 KiB that no other process has in memory."""
 PATIENCE_S = 10.0
 
 
@@ -129,7 +129,7 @@ class _Tree:
         os.close(read)
 
     def keeper_holds(self) -> bool:
-        """Whether the keeper is alive and its memory is what the trainer wrote."""
+        """Whether the keeper is alive and its memory equals the trainer's bytes."""
         return _ask(self._to_keeper)
 
     def trainer_holds(self) -> bool:

@@ -29,7 +29,7 @@ def as_object(history: FailureHistory, *, nodes: int | None) -> dict[str, Any]:
 
 
 def print_history(console: Console, history: FailureHistory, *, nodes: int | None) -> None:
-    """What was found, what it makes of the prior, who fails again and again."""
+    """Print the findings, their effect on the prior, and the nodes that fail repeatedly."""
     node_days, job_days = _days(history)
     rates = estimate_rates((), nodes=1, histories=(history,))
     of_nodes = sum(one.of_nodes for one in history.incidents)

@@ -1,4 +1,4 @@
-"""`autockpt failures`: what a record of failures says, and keeping it for later decisions."""
+"""`autockpt failures`: read a record of failures, and keep it for later decisions."""
 
 import click
 
@@ -37,8 +37,8 @@ def failures(
 ) -> None:
     """Read Slurm's accounting, a kernel log, a CSV or our own log; estimate how often what fails.
 
-    The estimate is a prior and what the record adds to it.  With --save, profiles and runs under
-    runs/ use it; `autockpt plan --failures FILE` uses it once.
+    The estimate is a prior updated by the record.  With --save, profiles and runs under runs/ use
+    it; `autockpt plan --failures FILE` uses it once.
     """
     from autockpt.cli.failures.failure_text import as_object, print_history
     from autockpt.cli.shared.failure_import import read_failures

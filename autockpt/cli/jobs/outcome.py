@@ -1,4 +1,4 @@
-"""The end of a run: status.json, the report, and what is printed about both."""
+"""The end of a run: status.json, the report, and the printed summary."""
 
 import os
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Before:
-    """What a run had when this launch began."""
+    """Newest step and commits of a run when this launch began."""
 
     step: int | None
     commits: int
@@ -68,8 +68,11 @@ def note(run: RunDirectory, ending: Ending) -> None:
 
 
 def _judged(run: RunDirectory, ending: Ending, began: Before) -> Ending:
-    """A training that went well, and of which nothing is durable, did not end well; one that was
-    told of its end and has saved all of it should be started again."""
+    """Correct the exit code.
+
+    A training that ended well without any durable checkpoint did not end well.  One that had an
+    announced end and has saved all of it should be started again.
+    """
     if ending.exit_code in ANNOUNCED and _is_saved(run):
         return replace(ending, exit_code=SAVED_REQUEUE, reason=f"{ending.reason}; all is durable")
     trained = (run.newest_step() or 0) > (began.step or 0)

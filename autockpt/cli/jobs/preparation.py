@@ -46,7 +46,7 @@ class Request:
 
     @property
     def takes(self) -> bool:
-        """Whether the user said that the run that is there is meant, whatever job it was."""
+        """Whether the user means the existing run, even of another job."""
         return self.same_job or self.fresh or self.resume_from is not None
 
 
@@ -93,8 +93,8 @@ def job_of(script: Script) -> same_job.Job:
 def placed(request: Request, console: Console | None) -> Request:
     """The request with the directory that its job gets: another job keeps the one that it has.
 
-    `--same-job`, `--fresh` and `--resume-from` mean the run that is there, whatever job it was.
-    It is said on `console`, where there is one (ranks agree, and one of them speaks).
+    `--same-job`, `--fresh` and `--resume-from` mean the existing run, of any job.  `console` gets a
+    note, where there is one (ranks agree, and one of them reports).
     Raises ConfigError where the run that is there is of another script.
     """
     say: Callable[[str], None] = console.say if console else _say_nothing
@@ -201,7 +201,7 @@ def _require_its_script(info: RunInfo, request: Request, say: Callable[[str], No
         return
     raise ConfigError(
         f"{request.run_dir}: holds a run of {info.script}, not of {script.target}; resume it with "
-        "that script, or name another --run-dir (--fresh would give up what it has trained)"
+        "that script, or name another --run-dir. --fresh would give up its training"
     )
 
 
@@ -275,9 +275,9 @@ def prepare(
     *,
     anew: bool = False,
 ) -> None:
-    """Write what is known before the job starts; what an earlier start left behind goes.
+    """Write the facts known before the job starts; remove leftovers of an earlier start.
 
-    With `anew` the run is whose job attaches first, whatever job it was of.
+    With `anew` the run belongs to the job that attaches first, even if it was of another job.
     """
     from autockpt.cli.shared.versions import versions
 
@@ -310,7 +310,7 @@ def write_decision(
 ) -> str:
     """Write profile.json, decision.json and plan.yaml; a sentence about them.
 
-    Without a profile there is a plan only when none shall be measured: a job that finds no plan
+    Without a profile there is a plan only when none shall be measured.  A job that finds no plan
     measures its first iterations at an interval of its own, and decides then.
     """
     if found.profile is None:

@@ -113,7 +113,7 @@ def _no_profile(ending: "Ending") -> Exception:
 def _tune(
     console: Console, run: "RunDirectory", policy: str | None, settings: tuple[str, ...]
 ) -> "Found | None":
-    """What a search found, None (and a warning) where it could not be carried out."""
+    """Return the result of a search, None (and a warning) where it could not be carried out."""
     from autockpt.cli.jobs.tune import DEFAULTS, search
 
     try:

@@ -1,13 +1,13 @@
 """Which lines protect a script: read from its source, with its own names in them.
 
-Only the syntax tree is looked at.  What is printed to be pasted runs in that script as it stands:
-every name in it is one that its place sees, and the loop goes on where it was.  Where the source
-does not say enough, an example is shown, and called one.
+Only the syntax tree is looked at.  The printed lines run in that script as it stands.  Every name
+in them is visible at its place, and the loop continues where it was.  Where the source does not say
+enough, an example is shown, and called one.
 
-    for over a DataLoader      ckpt.batches(total); within epochs that do more, with `until`
-    for over range, or a list  ckpt.steps(total), in the same way
-    while, with a counter      the counter comes from ckpt.step_count and ckpt.step()
-    for over anything else     ckpt.step() at the end of its body
+        for over a DataLoader      ckpt.batches(total); within epochs that do more, with `until`
+        for over range, or a list  ckpt.steps(total), in the same way
+        while, with a counter      the counter comes from ckpt.step_count and ckpt.step()
+        for over anything else     ckpt.step() at the end of its body
 """
 
 import ast
@@ -261,7 +261,7 @@ def _bound(test: ast.expr, name: str) -> str:
 
 
 def _at_the_end(inner: Loop, outer: Loop, attach: str) -> Advice:
-    """Counts iterations, whatever the loop goes over; where it begins is the script's."""
+    """Count iterations of any loop; its start is the script's."""
     last = inner.body[-1]
     line = Line(text="ckpt.step()", place="behind", number=last.end_lineno or last.lineno)
     return Advice(
@@ -304,7 +304,7 @@ def _span(over: ast.expr) -> _Span | None:
 
 
 def _parts(loop: ast.For, script: Script, scope: Scope) -> tuple[str, str, ast.expr]:
-    """(index, batch, what it goes over); sees through enumerate and progress bars."""
+    """Return (index, batch, iterated object); sees through enumerate and progress bars."""
     target: ast.expr = loop.target
     over, index = script.shown(loop.iter, scope), ""
     if isinstance(over, ast.Call) and last_name(over.func) == "enumerate" and len(over.args) == 1:

@@ -40,7 +40,7 @@ DEFAULTS: Options = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is to be tuned, checked."""
+    """The tuning task, checked."""
 
     place: str
     """The profile, as the user named it."""
@@ -82,8 +82,8 @@ class Task:
 def tune(console: Console, **options: Any) -> None:
     """Measure writers, chunk, O_DIRECT and codec on the job's bytes in its own directory.
 
-    The cost model ranks everything, the best of each kind are measured, Optuna goes on from there,
-    and whatever is best must beat the default in interleaved writes beyond their spread.
+    The cost model ranks all candidates, and the best of each kind are measured.  Optuna continues
+    from there.  The best candidate must beat the default in interleaved writes beyond their spread.
     Writes trials.jsonl (every sample), study.journal (for optuna-dashboard) and tuned.yaml.
     """
     from autockpt.cli.jobs import tune_text
@@ -155,8 +155,8 @@ def _read(options: Options) -> Task:
     differences = plan_choice.machine_mismatches(profile.fingerprint, scale)
     if differences:
         raise StaleProfileError(
-            f"{place} was measured at {'; at '.join(differences)}; what is fast there need not be "
-            "fast here; run `autockpt profile SCRIPT` here first"
+            f"{place} was measured at {'; at '.join(differences)}; its fastest setting may be slow "
+            "here; run `autockpt profile SCRIPT` here first"
         )
     return Task(
         place=place,

@@ -93,7 +93,7 @@ def as_object(header: Header, outcome: Outcome, files: Mapping[str, str]) -> dic
 def policy_fragment(
     outcome: Outcome, *, extends: str, settings: Mapping[str, str] | None = None
 ) -> str:
-    """A policy file: what is extended, under `settings` by key, with what was found pinned.
+    """Return a policy file: the base, the `settings` by key, and the pinned result.
 
     Nothing is pinned where the default stays.
     """

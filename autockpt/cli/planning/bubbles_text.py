@@ -1,4 +1,4 @@
-"""What `autockpt bubbles` was asked for, what the list scheduler says of it, and the table."""
+"""The request of `autockpt bubbles`, the list scheduler's result, and the table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -59,7 +59,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleRow:
-    """What one schedule leaves for checkpoints."""
+    """Room that one schedule leaves for checkpoints."""
 
     schedule: str
     iteration_s: float
@@ -75,7 +75,7 @@ class ScheduleRow:
 
 
 def asked(options: Options) -> Asked:
-    """The options, read.  Raises ConfigError for what is wrong or contradictory."""
+    """The options, read.  Raises ConfigError for wrong or contradictory options."""
     if options["profile"] is not None:
         return _of_profile(options, read_profile(options["profile"]))
     ranks = options["ranks"] or 4
@@ -129,7 +129,7 @@ def columns(rows: Sequence[ScheduleRow]) -> tuple[list[str], list[list[str]]]:
 
 
 def legend(asked: Asked) -> list[str]:
-    """What was laid out, in lines."""
+    """Describe the simulated layout, in lines."""
     work = _shared(asked.stages, asked.ranks)
     return [
         "",

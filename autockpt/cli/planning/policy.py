@@ -32,7 +32,7 @@ class _Group(click.Group):
 
 @click.group(cls=_Group)
 def policy() -> None:
-    """Work with policy files: what auto may not exceed, and what is not auto at all."""
+    """Work with policy files: limits for auto, and pinned values."""
 
 
 @policy.command(cls=Command, examples="autockpt policy check FILE")

@@ -84,7 +84,7 @@ def markdown(rows: Sequence[SchemeRow]) -> str:
 
 
 def legend(asked: Asked) -> list[str]:
-    """What the columns mean, in lines."""
+    """Explain the columns, in lines."""
     shares = ", ".join(format_fraction(w / sum(asked.together)) for w in asked.together)
     return [
         "",

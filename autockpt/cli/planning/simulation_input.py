@@ -33,7 +33,7 @@ CONTRADICTIONS = (
     ("disk", "storage"),
 )
 PROCESS_SHARE = 0.35
-"""Of a job nobody has measured: the mean of the prior that a measured one starts from."""
+"""Of a job without a profile: the mean of the prior that a measured one starts from."""
 MOST_NODES = 1_000_000
 MOST_FAILURES = 2_000_000
 """Over all runs; more than this takes minutes, and is a mistyped unit."""
@@ -60,7 +60,7 @@ class Asked:
 
 
 def read(options: Options) -> Asked:
-    """All options.  Raises ConfigError for what is wrong, missing or contradictory."""
+    """All options.  Raises ConfigError for wrong, missing or contradictory options."""
     for one, other in CONTRADICTIONS:
         if options[one] is not None and options[other] is not None:
             raise ConfigError(f"{flag(one)} and {flag(other)} contradict each other; drop one")

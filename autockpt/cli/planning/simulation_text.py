@@ -1,4 +1,4 @@
-"""What a simulation found, as tables and as an object."""
+"""The result of a simulation, as tables and as an object."""
 
 from collections.abc import Sequence
 from typing import Any

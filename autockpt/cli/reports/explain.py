@@ -1,4 +1,4 @@
-"""`autockpt explain`: every decision of a run, why, what would turn it, and what came of it."""
+"""`autockpt explain`: every decision of a run, its reason, its turning points, and its outcome."""
 
 import shlex
 from typing import TYPE_CHECKING

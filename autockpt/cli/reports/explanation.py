@@ -1,4 +1,4 @@
-"""All that can be said about the decisions of one run, gathered as a value."""
+"""Everything known about the decisions of one run, gathered as a value."""
 
 from dataclasses import dataclass, replace
 
@@ -18,7 +18,7 @@ from autockpt.values.telemetry import PlanChangeWithheld
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainedChoice:
-    """A choice of the plan, and what would turn it."""
+    """A choice of the plan, and the changes that would turn it."""
 
     choice: Choice
     flips: tuple[Flip, ...] = ()
@@ -28,7 +28,7 @@ class ExplainedChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainedChange:
-    """A change of the plan during the run, with what the controller knew; None: not recorded."""
+    """A change of the plan during the run, with the controller's knowledge; None: not recorded."""
 
     change: Change
     proposal: PlanProposal | None
@@ -71,7 +71,10 @@ def _version(item: ExplainedChange) -> str:
 
 
 def explanation(run: RunDirectory) -> Explanation:
-    """What the files of a run say.  Raises ConfigError when one cannot be read."""
+    """Return the explanation from the files of a run.
+
+    Raises ConfigError when one cannot be read.
+    """
     from autockpt.cli.shared.gather import run_data
     from autockpt.reports.model import build
 
@@ -124,7 +127,7 @@ def _recorded(run: RunDirectory) -> dict[int, PlanProposal]:
 def _explained(
     profile: Profile | None, goal: Goal, decision: Decision | None
 ) -> tuple[ExplainedChoice, ...]:
-    """Each choice; what would turn it only where the profile still leads to it."""
+    """Return each choice; with turning points only where the profile still leads to it."""
     if decision is None:
         return ()
     if profile is None:

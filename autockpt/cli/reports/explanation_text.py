@@ -37,7 +37,7 @@ def print_explanation(console: Console, explained: Explanation) -> None:
 
 
 def print_some(console: Console, explained: Explanation, *, numbers: bool) -> None:
-    """The choices and changes that an explanation holds, with what would turn them."""
+    """Print the choices and changes of an explanation, with their turning points."""
     width = max((len(item.choice.name) for item in explained.choices), default=0)
     for item in explained.choices:
         print_choice(console, item.choice, width)
@@ -64,7 +64,7 @@ def print_replay(console: Console, played: Replay) -> None:
 
 
 def _sensitivity(item: ExplainedChoice) -> list[str]:
-    """What would have to change, and by how much, for another choice to win."""
+    """Return the changes, and their sizes, that would make another choice win."""
     lines = []
     if item.even_at_failures_times is not None:
         times = _times(item.even_at_failures_times)

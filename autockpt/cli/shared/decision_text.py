@@ -1,4 +1,4 @@
-"""A decision on the terminal: what was chosen, why, and what it promises."""
+"""A decision on the terminal: the choices, their reasons, and the promise."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def plan_object(plan: CheckpointPlan, decision: Decision | None) -> dict[str, An
 
 
 def verdict(decision: Decision) -> str:
-    """One sentence: what to do and what it is worth."""
+    """Return one sentence: the advice and its value."""
     expected, today = decision.expected, decision.current
     lost = f"lost time {format_fraction(expected.waste)}"
     if today is not None:
@@ -24,7 +24,7 @@ def verdict(decision: Decision) -> str:
 
 
 def print_plan(console: Console, plan: CheckpointPlan) -> None:
-    """A plan that nobody decided."""
+    """Print a plan that has no decision."""
     staging = plan.staging
     console.result(f"plan      {_intervals(plan)} (safe defaults: nothing was measured yet)")
     console.result(
@@ -59,7 +59,7 @@ def print_choice(console: Console, choice: Choice, width: int) -> None:
 
 
 def promise(expected: Expected) -> list[str]:
-    """What the plan promises, in lines."""
+    """Return the promise of the plan, in lines."""
     return [
         f"promise   goodput {format_fraction(expected.goodput)}, lost time "
         f"{format_fraction(expected.waste)} (90 % band {format_fraction(expected.waste_low)} to "

@@ -33,7 +33,7 @@ def read_failures(
     """The history in a file, or in the run directory of that name.
 
     `nodes` and `observed_s` say what a record does not: how many nodes it watched, and how long.
-    Raises ConfigError where the file cannot be read, and for what it lacks.
+    Raises ConfigError where the file cannot be read, and for missing facts.
     """
     if os.path.isdir(path):
         run, path, form = RunDirectory(path), os.path.join(path, "failures.jsonl"), form or "log"

@@ -1,8 +1,8 @@
 """Reads a trace of failures: a CSV of outages, one line each, all mistakes at once.
 
-    node,start_h,end_h        the header; the unit of the times is s, h or d
-    17,3.5,9.25               node 17 is out of service from 3.5 h to 9.25 h
-    ,41.0,41.0                processes died, and no node's memory was lost
+        node,start_h,end_h        the header; the unit of the times is s, h or d
+        17,3.5,9.25               node 17 is out of service from 3.5 h to 9.25 h
+        ,41.0,41.0                processes died, and no node's memory was lost
 
 Lines that begin with # are comments.
 """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def run_data(run: RunDirectory) -> "RunData":
-    """What is on disk, as values.  Raises ConfigError when a record cannot be read."""
+    """Return the files of the run, as values.  Raises ConfigError when a record cannot be read."""
     import platform
     import time
 
@@ -66,7 +66,7 @@ def _resume(run: RunDirectory, info: RunInfo) -> str:
 
 
 def plan_of(run: RunDirectory, goal: Goal | None) -> CheckpointPlan:
-    """The newest plan of a run; without one, what a run without a profile begins with."""
+    """Return the newest plan of a run; without one, the plan of a run without a profile."""
     from autockpt.policies.default_plan import plan_without_profile
 
     return run.read_plan() or plan_without_profile(goal or Goal())

@@ -224,7 +224,7 @@ def given_names(names: Iterable[str]) -> set[str]:
 
 
 def repeated(names: Iterable[str]) -> list[str]:
-    """Of these options of the running command those that the user gave, as they were given."""
+    """Return the options among `names` that the user gave, as they were given."""
     from click.core import ParameterSource
 
     context = click.get_current_context()

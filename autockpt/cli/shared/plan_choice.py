@@ -1,8 +1,8 @@
 """From a policy and a profile to the decision that a run starts with.
 
-Which profile: the one that was named; on a resumed run the one in its directory; else the newest
-one under `runs/` of the same job (`values.same_job`) and machine; else none, and the run measures
-itself.
+The profile is the named one.  On a resumed run it is the one in its directory.  Otherwise it is the
+newest one under `runs/` of the same job (`values.same_job`) and machine.  Without any, the run
+measures itself.
 """
 
 import os
@@ -132,7 +132,7 @@ def require_fit(profile: Profile, scale: Scale, *, where: str, script: Script) -
 
 
 def machine_mismatches(measured: Fingerprint, scale: Scale) -> list[str]:
-    """A phrase for each field that differs, of those that the launcher can know."""
+    """Return a phrase for each differing field that the launcher can know."""
     from importlib import metadata
 
     from autockpt.profiles.freshness import mismatches
@@ -201,8 +201,9 @@ def job_differences(info: RunInfo, script: Script) -> list[str]:
 
 
 def require_job(path: str, script: Script, scale: Scale) -> list[str]:
-    """What the arguments of the profiled job differ in, of a profile that lies in its run.
+    """Return the differences between the arguments of a profiled job and of this job.
 
+    The profile lies in the directory of its run; without a run there are no differences.
     Raises StaleProfileError where it is of another script.
     """
     place = Path(path)
@@ -249,7 +250,7 @@ def decide_now(
 ) -> Decided:
     """Decide from profile, goal and all logs, as rank 0 will before the first iteration.
 
-    A run that has decided from this profile and goal goes on with what it has re-tuned since.
+    A run that has decided from this profile and goal continues with its re-tuned values.
     `starting`: no process of the run trains now.
     """
     from autockpt.policies.cost_model.inputs import decided_again
@@ -274,7 +275,7 @@ def decide_now(
 
 
 def with_logs_beside(profile: Profile, path: str) -> Profile:
-    """The profile in the file or directory `path`, with what the runs beside it say by now."""
+    """Return the profile in the file or directory `path`, updated by the runs beside it."""
     from autockpt.profiling.facts.failure_history import failure_evidence
     from autockpt.profiling.facts.start_decision import with_evidence
 

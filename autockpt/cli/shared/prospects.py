@@ -1,4 +1,4 @@
-"""What a report shows beside a run's own files: how a month may go, and the newest search."""
+"""A report's additions to a run's own files: the forecast of a month, and the newest search."""
 
 import contextlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the source of a training script says of its loops: optimizers, models, loaders.
+"""The loops in the source of a training script: optimizers, models, loaders.
 
 Only the syntax tree is looked at, with the names that a place in it sees.
 """
@@ -15,7 +15,7 @@ OPTIMIZERS = frozenset(
     }
 )
 BARS = frozenset({"tqdm", "trange", "track"})
-"""Calls that show the progress of what they are given."""
+"""Calls that show the progress of their argument."""
 
 Loop = ast.For | ast.While
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | None
@@ -101,7 +101,7 @@ class Script:
         return bool(repeated) and not own
 
     def value(self, name: str, scope: Scope) -> ast.expr | None:
-        """What a name is assigned first, as seen from a function."""
+        """Return the first value assigned to a name, as seen from a function."""
         found = self.assigned(name, scope)
         return None if found is None else found.value
 
@@ -131,7 +131,7 @@ class Script:
         return isinstance(value, ast.List | ast.ListComp | ast.Tuple)
 
     def shown(self, over: ast.expr, scope: Scope) -> ast.expr:
-        """What is behind a progress bar."""
+        """Return the object behind a progress bar."""
         value = self.value(ast.unparse(over), scope) if is_name(over) else over
         if isinstance(value, ast.Call) and last_name(value.func) in BARS and value.args:
             return _range_of(value) or self.shown(value.args[0], scope)

@@ -1,4 +1,4 @@
-"""Versions of autockpt and of what it works with."""
+"""Versions of autockpt and its dependencies."""
 
 import platform
 from importlib import metadata
