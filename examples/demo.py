@@ -3,10 +3,10 @@
     make demo                               # or: python examples/demo.py --seed 7
 
 Two ranks train the GPT of `gpt/train.py` under a policy that declares a failure about every minute.
-One trainer is killed, then all trainers and the keeper; the training must end with the digest of a
-run of the bare script that nobody touched.  Every figure printed is read from what the run wrote
+One trainer is killed, then all trainers and the keeper.  The training must end with the digest of
+an undisturbed run of the bare script.  Every printed figure is read from the run's files
 (telemetry, failure log, status, report).  Exit code 0: everything held.  Everything is bounded by
-deadlines, and what was started is ended, process by process.
+deadlines, and started processes are ended one by one.
 """
 
 import argparse
@@ -72,7 +72,7 @@ class Failed(Exception):
 
 
 class Story:
-    """Prints the narration: chapters, facts in two columns, quotes of what the tools said."""
+    """Prints the narration: chapters, facts in two columns, quotes of the tools' output."""
 
     def __init__(self) -> None:
         self.began_s = time.monotonic()
@@ -104,7 +104,7 @@ class Story:
             self._print(f"   {column:<18}{line}")
 
     def command(self, argv: Sequence[str]) -> None:
-        """What is run, as one would type it."""
+        """Print a command as a user would type it."""
         lines = textwrap.wrap(" ".join(argv), self.width - 7, break_on_hyphens=False)
         for prefix, line in zip(itertools.chain("$", itertools.repeat(" ")), lines, strict=False):
             self._print(self._style("36", f"   {prefix} {line}"))
@@ -406,7 +406,7 @@ def kill_one(story: Story, run: Run, dice: random.Random, steps: int) -> t.Resto
 
 
 def kill_all(story: Story, run: Run, dice: random.Random, steps: int) -> t.Restored:
-    """SIGKILL trainers and keeper: nobody holds the memory any more, so it is the disk."""
+    """SIGKILL trainers and keeper: no process holds the memory any more, so the disk serves."""
     step, _, delay_s = draw(dice, SECOND_KILL, steps)
     story.chapter(
         "Kill all trainers and the keeper",
@@ -438,7 +438,7 @@ def draw(dice: random.Random, span: tuple[float, float], steps: int) -> tuple[in
 
 
 def finish(story: Story, run: Run, steps: int) -> str:
-    """The end of the run, what it says of itself and how its plan changed; the digest."""
+    """Finish the run, print its own account and the changes of its plan; return the digest."""
     story.chapter("To the end")
     digest = digest_of(run.child.succeed("the run"), run.child.log)
     status = run.files.read_status()
@@ -517,7 +517,7 @@ def explain(story: Story, folder: Path, run: Run) -> None:
 
 
 def digest_of(lines: Sequence[str], log: Path) -> str:
-    """What the script printed last."""
+    """Return the last printed digest of the script."""
     found = [line.removeprefix("digest: ") for line in lines if line.startswith("digest: ")]
     if len(found) != 1:
         raise Failed(f"{len(found)} digests were printed, expected 1; see {log}")

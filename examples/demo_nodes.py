@@ -2,11 +2,11 @@
 
     make demo-nodes                         # or: python examples/demo_nodes.py --lose 2
 
-Four network namespaces on this machine are four nodes, each with an interface, a line of
-1 Gbit/s, a launcher, a keeper and a trainer of `gpt/train.py`.  The rendezvous store runs at the
-switch, as it would on a login node, and this script is the scheduler: it replaces the node that it
-kills.  The training must end with the digest of the bare script that nobody touched.  Needs root,
-for the namespaces; exit code 0: everything held.
+Four network namespaces on this machine are four nodes.  Each has an interface, a line of 1 Gbit/s,
+a launcher, a keeper and a trainer of `gpt/train.py`.  The rendezvous store runs at the switch, as
+it would on a login node.  This script is the scheduler: it replaces the node that it kills.  The
+training must end with the digest of an undisturbed run of the bare script.  Needs root, for the
+namespaces; exit code 0: everything held.
 """
 
 import argparse
@@ -178,7 +178,7 @@ def main() -> int:
             finish(story, job)
     except (OSError, subprocess.CalledProcessError) as error:
         story.say(f"There are no network namespaces to be had here: {error}")
-        story.say("They take root and the tools ip and tc: run it as root (sudo make demo-nodes), "
+        story.say("They need root and the tools ip and tc. Run it as root (sudo make demo-nodes), "
                   "in a container with --privileged, or on a virtual machine. Without them, `make "
                   "demo` shows recoveries within one node.")  # fmt: skip
         return 2

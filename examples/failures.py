@@ -2,8 +2,8 @@
 
     python examples/failures.py > examples/failures.csv
 
-64 nodes over 30 days: processes die, single nodes fail and are repaired, one node fails again and
-again, and a power supply takes four neighbours at once.  No cluster ever wrote this.
+There are 64 nodes over 30 days.  Processes die, single nodes fail and are repaired, one node fails
+again and again, and a power supply takes four neighbours at once.  No cluster ever wrote this.
 """
 
 import random

@@ -2,13 +2,12 @@
 
 All that a real training carries is here, and small: AdamW, a schedule, dropout, accumulation, bf16,
 a shuffling loader with state, one process or DDP.  All that autockpt needs is in `train`: `attach`,
-and `ckpt.batches` as the loop.  Start it, kill it, start it again: it goes on at the step, the
-batch and the random numbers where it was, and `--digest` prints the same line as a run that was
-never killed.
+and `ckpt.batches` as the loop.  Start it, kill it, start it again: it resumes at the same step,
+batch and random numbers.  `--digest` prints the same line as a run that was never killed.
 
-    python examples/gpt/train.py --size 1m --digest --run-dir runs/one
-    torchrun --nproc-per-node 2 examples/gpt/train.py --size 1m --digest --run-dir runs/two
-    python examples/gpt/train.py --no-checkpoint        # the bare script, to compare with
+        python examples/gpt/train.py --size 1m --digest --run-dir runs/one
+        torchrun --nproc-per-node 2 examples/gpt/train.py --size 1m --digest --run-dir runs/two
+        python examples/gpt/train.py --no-checkpoint        # the bare script, to compare with
 """
 
 import argparse
@@ -97,9 +96,9 @@ def standard_library_text(limit_bytes: int) -> torch.Tensor:
 class TextLoader:
     """Windows of the text in a new order every epoch, shared out among ranks; it knows its place.
 
-    `position` counts the windows that all ranks together have taken in this epoch, so a resume with
-    another number of ranks goes on at the same text.  The order follows from seed and epoch alone:
-    the loader draws nothing from the global generators.
+    `position` counts the windows that all ranks together have taken in this epoch.  So a resume
+    with another number of ranks continues at the same text.  The order follows from seed and epoch
+    alone: the loader draws nothing from the global generators.
     """
 
     def __init__(
@@ -137,7 +136,7 @@ class TextLoader:
         self._move_to(state["epoch"], state["position"])
 
     def reshard_state(self, states: Sequence[Any], rank: int, world_size: int) -> dict[str, int]:
-        """What a rank loads that were saved by another number of ranks: all say the same."""
+        """Return the state for a rank that other ranks saved: all have the same."""
         return next(state for state in states if state is not None)
 
 
@@ -160,7 +159,7 @@ def learning_rate_factor(step: int, horizon: int) -> float:
 def build(
     args: argparse.Namespace, device: torch.device, rank: int, world_size: int
 ) -> tuple[Any, torch.optim.Optimizer, LambdaLR, TextLoader]:
-    """Build what is trained and what it is trained with."""
+    """Build the model, the optimizer, the schedule and the loader."""
     torch.manual_seed(args.seed)  # the same weights on every rank ...
     model: Any = GPT(args.size, args.sequence, args.dropout).to(device)
     for seed in (torch.manual_seed, random.seed, numpy.random.seed):
@@ -293,7 +292,7 @@ def start_process(args: argparse.Namespace) -> tuple[torch.device, int, int]:
 
 
 def arguments() -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--steps", type=int, default=200, help="train up to this step")
