@@ -31,7 +31,7 @@ def _leave(code: int) -> None:
     if any(t.name.startswith("RendezvousKeepAliveTimer") for t in threading.enumerate()):
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads it
+            with contextlib.suppress(OSError, ValueError):  # closed, or without a reader
                 stream.flush()
         os._exit(code)
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""What `beside` starts: `python -m autockpt.cli.sidecar_main LOCK PARENT COMMAND...`.
+"""The process that `beside` starts: `python -m autockpt.cli.sidecar_main LOCK PARENT COMMAND...`.
 
 The command gets the effect of SIGTERM when its launcher dies, in any way.  It begins when the
 command of an earlier launcher has ended.

@@ -14,7 +14,7 @@ from typing import Literal
 from autockpt.values.units import format_duration
 
 DEFAULT_GRACE_S = 30.0
-"""What Kubernetes, Slurm (KillWait) and torchrun leave by default between SIGTERM and SIGKILL."""
+"""Default time of Kubernetes, Slurm (KillWait) and torchrun between SIGTERM and SIGKILL."""
 NEAR_S = 900.0
 """A signal announces an allocation end that is nearer than this.  A later end is unrelated, and at
 the end itself Slurm grants its KillWait."""
@@ -47,7 +47,7 @@ def launcher_times(grace_s: float) -> LauncherTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """What this run has measured, seconds; None: not yet."""
+    """Measurements of this run, seconds; None: not yet."""
 
     iteration_s: float | None = None
     stall_s: float | None = None

@@ -47,7 +47,7 @@ ASSUMED_WORTH = 0.5
 It also stands for pinned encoders that got nothing done in a tenth of the rounds."""
 
 CHAIN_SHARE, LONGEST_CHAIN = 0.1, 8
-"""What bases may add to a recovery from disk, and how many there are at most: all stay on disk."""
+"""Share of a recovery from disk that bases may add, and their largest number: all stay on disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ def choose_codec(
     if pin not in (None, "none") and not measures:
         codec = dict.fromkeys(("parameters", "moments"), str(pin))
     offered = sorted({m.codec for m in measures})
-    # Taken all the same, where rounds got nothing done: how long it takes nobody measured.
+    # Taken although rounds got nothing done: its duration was not measured.
     known = all(pipe.bytes_per_s(m) > 0.0 for m in taken)
     reckoned = pipe if known else replace(pipe, worth=ASSUMED_WORTH)
     chain = _chain(profile, taken, write) if "delta" in codec.values() else 0

@@ -311,7 +311,7 @@ def _slot_choice(
 def _declared_choices(
     costs: Costs, rates: Rates, goal: Goal, slots: SlotChoice, *, sync: bool, taken: Intervals
 ) -> tuple[Choice, ...]:
-    """What announced ends and silent errors ask for, where the policy declares them."""
+    """Return the choices for announced ends and silent errors, where the policy declares them."""
     choices: list[Choice] = []
     declared, memory_on = goal.failures, slots.memory_on
     if declared.preemption_s is not None:

@@ -235,9 +235,9 @@ def codec_measures(samples: Sequence[CodecSample]) -> tuple[CodecMeasure, ...]:
 def encoders(
     units: Sequence[UnitSample], samples: Sequence[CodecSample], *, threads: int
 ) -> EncoderMeasure | None:
-    """What `threads` encoders got done beside the training, against one alone on the same bytes.
+    """Return the throughput of `threads` encoders beside the training, against one alone.
 
-    None where either was not measured.
+    Both encode the same bytes.  None where either was not measured.
     """
     alone = [s for s in samples if not s.gap_steps]
     beside = [u.encoded_bytes_per_s for u in units if u.work == "encode"]

@@ -19,8 +19,8 @@ TOGETHER_S = 600.0
 """Losses within this time are one to redundancy: copies need minutes to be made anew."""
 OFFENDER_EVENTS = 3
 OFFENDER_CHANCE = 0.01
-"""A node is a repeat offender with three events or more, if this is unlikely in a fleet of equal
-nodes: a chance below 1 % for any."""
+"""Chance below which three events or more make a repeat offender.  It is the chance that any of
+equally good nodes has so many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

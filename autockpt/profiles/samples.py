@@ -1,4 +1,4 @@
-"""What probes hand over: raw samples, one small record per kind.  No statistics here."""
+"""Results of the probes: raw samples, one small record per kind.  No statistics here."""
 
 from dataclasses import dataclass, field
 from typing import Literal

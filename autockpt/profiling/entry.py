@@ -35,7 +35,7 @@ def installed() -> bool:
 def adopt(
     *, model: Any, optimizer: Any = None, data: Any = None, **others: Any
 ) -> PassThroughSession:
-    """What `autockpt.attach` does in mode `profile`: hands over the state, returns a session.
+    """Serve `autockpt.attach` in mode `profile`: take the state, return a session.
 
     Raises ConfigError, as attach would, naming an entry that cannot be saved.
     """

@@ -49,7 +49,7 @@ class Finding:
     evidence: str
     """The numbers."""
     fix: str = ""
-    """What to do; "" when passed."""
+    """Action for the user; "" when passed."""
     saving: float | None = None
     """Estimated fraction of time that the fix gives back; None: not known."""
     passed: bool = False

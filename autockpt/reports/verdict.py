@@ -36,7 +36,7 @@ class Verdict:
     assumed: str = ""
     """The quantities behind the plan without a measurement, in words."""
     next_step: str = ""
-    """What to do now."""
+    """The next action."""
     command: str = ""
     """The command of `next_step`; "": it has none."""
     detail: str = ""
@@ -243,7 +243,7 @@ def _of(seconds: float, accounting: Accounting) -> str:
 
 
 def _losses(restores: Sequence[Restore], ages: Sequence[Age], *, nothing: bool) -> str:
-    """What failures took, and the most that one could have taken."""
+    """Describe the losses at failures, and the largest that one could have caused."""
     failures = [restore for restore in restores if restore.failed_at_s is not None]
     unkept = [r for r in restores if r.failed_at_s is None and r.lost_steps]
     parts = []

@@ -14,7 +14,7 @@ class DegradedTier:
     because: str
     """The last error."""
     doing: str
-    """What autockpt does meanwhile."""
+    """The action of autockpt meanwhile."""
 
     def __str__(self) -> str:
         since = f" since {self.since}" if self.since else ""

@@ -1,4 +1,4 @@
-"""What failed: our own log, and histories that others have recorded."""
+"""Failure records: our own log, and imported histories."""
 
 import itertools
 import math

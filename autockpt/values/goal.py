@@ -216,7 +216,7 @@ class RedundancyWish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What `auto` may not exceed; None means no limit."""
+    """Limits that `auto` may not exceed; None means no limit."""
 
     stall_s: float | None = key(
         "limits.stall", Duration("200 ms"), "longest stall of one checkpoint"

@@ -25,7 +25,7 @@ from autockpt.values.redundancy import Redundancy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureDomains:
-    """What nodes share and lose together.  Empty: not known."""
+    """Failure domains that nodes share and lose together.  Empty: not known."""
 
     levels: tuple[str, ...] = ()
     """Names of the shared domains, the largest first: power, rack, host."""
@@ -42,7 +42,7 @@ class FailureDomains:
 
     @classmethod
     def joined(cls, nodes: Sequence[Mapping[str, str]]) -> "FailureDomains":
-        """What each node knows of itself (label by level, the largest first), put together.
+        """Return the nodes' own labels (label by level, the largest first), joined.
 
         Levels that some node lacks are left out.
         """

@@ -268,7 +268,7 @@ class Decision:
     inputs: DecisionInputs | None = None
     """Inputs of the decision; every figure about the plan follows from them.  None: not known."""
     current: Expected | None = None
-    """What people do without us: a blocking save every 30 minutes."""
+    """The usual habit without autockpt: a blocking save every 30 minutes."""
     warnings: tuple[str, ...] = ()
 
     def choice(self, name: str) -> Choice | None:

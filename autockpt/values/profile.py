@@ -157,7 +157,7 @@ class CodecMeasure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderMeasure:
-    """What encoders get done while the job trains."""
+    """Throughput of encoders while the job trains."""
 
     threads: int
     """So many encoded at once, as a save's writers do."""
@@ -386,7 +386,7 @@ class Profile:
     """One a rank whose bubbles were measured."""
     gpus: tuple[GpuCounters, ...] = ()
     domains: FailureDomains = UNKNOWN_DOMAINS
-    """What nodes share and lose together."""
+    """Failure domains that nodes share and lose together."""
     stall_s: Distribution | None = None
     """Stall of a snapshot on this job (boundary copy + wait at the fence)."""
     snapshot_s: Distribution | None = None

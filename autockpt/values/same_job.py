@@ -98,9 +98,9 @@ def array_task(environ: Mapping[str, str]) -> str:
 
 
 def differences(there: Job, here: Job, *, same_script: bool) -> list[str]:
-    """What makes two starts different jobs, a phrase each; [] for the same job.
+    """Return the differences between the jobs of two starts, a phrase each; [] for the same job.
 
-    Whether two paths are one script the caller knows, who can look at them.
+    The caller knows whether two paths are one script, because it can look at them.
     """
     found = [] if same_script else [f"script {here.script or 'none'} (there: {there.script})"]
     if there.array_task != here.array_task:
@@ -197,7 +197,7 @@ def _value(text: str) -> str:
 
 
 def _phrases(there: Iterable[_Argument], here: Iterable[_Argument]) -> list[str]:
-    """What stands in one of two lists of arguments, or has another value in it."""
+    """Return the arguments that stand in only one of two lists, or with different values."""
     old, new = _by_name(there), _by_name(here)
     return [
         f"{_shown(name, new.get(name))} (there: {_shown_value(name, old.get(name))})"

@@ -1,4 +1,4 @@
-"""What happened: append-only events in the past tense, one JSON object per line and rank.
+"""Telemetry: append-only events in the past tense, one JSON object per line and rank.
 
 Times are seconds of the monotonic clock of the machine's boot (comparable between processes of one
 boot); `wall` is UTC for people only.

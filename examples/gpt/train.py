@@ -143,7 +143,7 @@ class TextLoader:
 def bare_batches(loader: TextLoader, total: int) -> Iterator[tuple[int, torch.Tensor]]:
     """The loop of `--no-checkpoint`: `total` steps, and as many epochs as they need."""
     epochs = itertools.chain.from_iterable(itertools.repeat(loader))
-    # The range comes first, so that zip does not draw a batch that nobody will train on.
+    # The range comes first, so that zip does not draw a batch without a step for it.
     yield from zip(range(total), epochs, strict=False)
 
 
@@ -321,7 +321,7 @@ def main() -> None:
     device, rank, world_size = start_process(args)
     train(args, device, rank, world_size)
     if dist.is_initialized():
-        # Only now that `train` has returned: gloo's threads end when nobody holds the group, DDP
+        # Only now that `train` has returned: gloo's threads end when no object holds the group, DDP
         # included, and if they still run at exit the process aborts now and then.  The early import
         # above serves the same: imported later, as DDP does, that module holds the group for good.
         dist.destroy_process_group()

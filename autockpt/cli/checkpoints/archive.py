@@ -1,4 +1,4 @@
-"""What commands say of archives: add to one, bring a member back, list, show, verify."""
+"""Archive commands: add to one, bring a member back, list, show, verify."""
 
 import contextlib
 import os
@@ -188,7 +188,7 @@ def _is_committed(folder: str) -> bool:
 
 
 def _sickness(directory: str, name: str) -> str:
-    """What speaks against the numbers in a good generation; "" when nothing does.
+    """Return the doubt about the numbers of a good checkpoint; "" without any.
 
     A checkpoint that its keeper has not read back yet, or could not mark, is read here.  A seal may
     have looked at a part of it only.

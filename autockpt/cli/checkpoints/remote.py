@@ -1,4 +1,4 @@
-"""What commands do with copies in an object store: bring them there and back, list them."""
+"""Commands for copies in an object store: bring them there and back, list them."""
 
 import contextlib
 import fcntl
@@ -104,7 +104,7 @@ class _Copier:
         from autockpt.executors.throttle.rate_limit import RateLimiter, Unlimited
 
         rate, self._request, self._console = request.wish.rate_bytes_per_s, request, console
-        # No cap on a wait, which would let a part pass unpaid: nobody waits for the copy.
+        # No cap on a wait, which would let a part pass unpaid: the copy delays no one.
         self._gate: Throttle = (
             Unlimited() if rate is None else RateLimiter(rate, longest_wait_s=math.inf)
         )
@@ -269,7 +269,7 @@ def bring_back(run: RunDirectory, goal: Goal, console: Console) -> None:
             with _progress(console) as moved:
                 copied, told = copies.pull(path, moved=moved)
         except DirectoryBusyError:
-            return  # a keeper that lives holds what is newer
+            return  # a live keeper holds a newer checkpoint
         except ConfigError:
             raise
         except AutockptError as error:

@@ -1,1 +1,1 @@
-"""What `autockpt doctor` looks at: one file per part of the machine, each returning findings."""
+"""Checks of `autockpt doctor`: one file per part of the machine, each returning findings."""

@@ -40,7 +40,7 @@ class Drill:
     def __init__(self, job: DrilledJob, instants: random.Random, patience_s: float) -> None:
         self._job, self._instants, self._patience_s = job, instants, patience_s
         self._since_s = time.monotonic()
-        """What happened before the last fault was over does not make the job ready."""
+        """End of the last fault: earlier events do not make the job ready."""
 
     def cause(self, fault: Fault) -> Outcome:
         """Wait until the job is ready for the fault, cause it, and see what follows.

@@ -1,4 +1,4 @@
-"""What happens before a job starts: goal, profile and directory are chosen, checked and written."""
+"""Steps before a job starts: goal, profile and directory are chosen, checked and written."""
 
 import contextlib
 import os
@@ -86,7 +86,7 @@ def goal_for(request: Request, scale: Scale) -> Goal:
 
 
 def job_of(script: Script) -> same_job.Job:
-    """What this command line is a start of."""
+    """Return the job that this command line starts."""
     return same_job.job_of(script.target, script.args, os.environ)
 
 
@@ -180,7 +180,7 @@ def check_directory(request: Request, goal: Goal) -> None:
             f"--resume-from {request.resume_from}: no such committed checkpoint in "
             f"{run.checkpoints(goal)}; newest: {known} (`autockpt ls {request.run_dir}`)"
         )
-    # In a run directory that nobody ran in stands what `attach` or `autockpt convert` left there.
+    # A run directory without a run has only the files of `attach` or `autockpt convert`.
     elsewhere = not run.checkpoints(goal).is_relative_to(run.path)
     if committed and info is None and elsewhere and not request.fresh:
         raise ConfigError(

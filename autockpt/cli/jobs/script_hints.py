@@ -65,7 +65,7 @@ EXAMPLE = (
 
 
 def advice(path: str) -> str:
-    """What to print after a script ran that never attached."""
+    """Return the text to print after a script ran that never attached."""
     name = os.path.basename(path)
     try:
         with open(path, encoding="utf-8") as file:
@@ -147,7 +147,7 @@ def _single(script: Script, steps: Steps, loop: ast.For, attach: str) -> Advice 
         batch = ast.unparse(line.targets[0])
         header = f"for {ast.unparse(loop.target)}, batch in ckpt.batches({span.stop}):"
         taken = _instead(script, line, f"{batch} = batch")
-        # Else it would draw an order that nobody goes through.
+        # Else it would draw an order that no loop uses.
         spared = _instead(script, iterator, f"{ast.unparse(iterator.targets[0])} = None")
         lines = (_attach(attach, loop, loader), _instead(script, loop, header), taken, spared)
         return Advice(lines=lines)

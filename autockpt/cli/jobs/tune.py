@@ -244,7 +244,7 @@ def _measure(
 
 
 def _earlier(task: Task, profile: "Profile", folder: Path) -> "tuple[EarlierTry, ...]":
-    """What searches beside `folder` measured with the same job on the same machine."""
+    """Return the measurements of searches beside `folder` with the same job on the same machine."""
     import contextlib
 
     from autockpt.tuner.search.record import earlier_tries, parse

@@ -1,4 +1,4 @@
-"""What `autockpt tune` found: lines while it measures, a table, one object, a policy fragment."""
+"""Output of `autockpt tune`: lines while it measures, a table, one object, a policy fragment."""
 
 import textwrap
 import time

@@ -66,7 +66,7 @@ def first(path: str, scale: Scale, prepare_as: Callable[[str], None]) -> None:
 
 
 def run_here(script: Script, *, requeues: bool = False) -> Callable[[], int]:
-    """What runs the script when the command line is off the stack.
+    """Return a function that runs the script when the command line is off the stack.
 
     `requeues`: no launcher is between this rank and the scheduler.
     """

@@ -1,4 +1,4 @@
-"""What `autockpt redundancy` was asked for, and its table: for people, programs and documents."""
+"""The request of `autockpt redundancy`, and its table: for people, programs and documents."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

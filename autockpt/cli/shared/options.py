@@ -212,7 +212,7 @@ RUN_NAMES = (
     "same_job",
     *LAUNCH_NAMES,
 )
-"""What of `autockpt run` another command line must repeat to mean the same."""
+"""Options of `autockpt run` that another command line must repeat to mean the same."""
 
 
 def given_names(names: Iterable[str]) -> set[str]:

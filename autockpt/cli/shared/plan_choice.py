@@ -190,7 +190,7 @@ def find_profile(script: Script, scale: Scale) -> FoundProfile:
 
 
 def job_differences(info: RunInfo, script: Script) -> list[str]:
-    """What makes a script and its arguments another job than the one of a run.
+    """Return the differences that make a script and its arguments another job than a run's.
 
     A task of an array is measured like its siblings.
     """
@@ -242,7 +242,7 @@ class Decided:
     new: bool
     """The run has none yet, or one from another profile or goal."""
     change: str = ""
-    """What of the run's own decision is decided again, and why; "": nothing."""
+    """The part of the run's own decision that is decided again, and the reason; "": nothing."""
 
 
 def decide_now(

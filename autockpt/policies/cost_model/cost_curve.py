@@ -15,7 +15,7 @@ from autockpt.values.profile import Profile
 
 
 def costs_of_plan(profile: Profile, goal: Goal, plan: CheckpointPlan) -> Costs:
-    """What `decide` reckoned one checkpoint of this plan to cost."""
+    """Return the cost of one checkpoint of this plan, as `decide` computed it."""
     write, _ = choose_writing(profile, goal)
     disk = plan.tier("disk")
     steps = disk.interval_steps if "delta" in disk.codec.values() else None

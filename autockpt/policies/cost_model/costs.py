@@ -32,7 +32,7 @@ ASSUMED_WRITE_BYTES_PER_S = 0.2e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerCosts:
-    """What redundancy adds to each checkpoint in memory, and the failures that it serves."""
+    """Cost that redundancy adds to each checkpoint in memory, and the failures that it serves."""
 
     send_s: float
     """From the complete snapshot until peers hold it, mean."""

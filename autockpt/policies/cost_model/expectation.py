@@ -20,7 +20,7 @@ from autockpt.values.profile import FailureRates, Profile, StorageMeasure
 from autockpt.values.units import format_duration
 
 BASELINE_INTERVAL_S = 1800.0
-"""What people do without us: a blocking save every 30 minutes."""
+"""The usual habit without autockpt: a blocking save every 30 minutes."""
 DECLARED_SHAPE = 10.0
 """A declared MTBF counts like ten observed failures: a band of 0.54 to 1.57 times the rate."""
 BAND = (0.05, 0.95)

@@ -76,7 +76,7 @@ class Intervals:
     """The formula's period before bounds and rounding; 0 when the tier is off."""
     optimum_disk_s: float
     binding: str
-    """What cut the formula, "" if nothing did."""
+    """The bound that cut the formula's interval; "" without one."""
     runner_up: tuple[int, int] | None = None
     runner_up_waste: float | None = None
 

@@ -68,7 +68,7 @@ class Tiers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What cuts the formula: periods in seconds, each with the name of what sets it."""
+    """Bounds of the formula's periods: seconds, each with the name of its cause."""
 
     memory_min_s: tuple[float, str]
     disk_min_s: tuple[float, str]

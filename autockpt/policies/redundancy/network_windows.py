@@ -3,7 +3,7 @@
         room   = B / (1 + margin) * sum max(0, g_j - alpha)      bytes of one iteration, p10 g_j
         share  = room * iterations / (S x sent)                  fraction of a node's traffic, 0..1
 
-`iterations` are those that a copy may take.  The rank with the least room decides.  `auto` waits
+`iterations` is the number a copy may take.  The rank with the least room decides.  `auto` waits
 for windows where snapshots do.  It also waits where an exchange slows the training so that the rate
 would be cut, if windows take a tenth of it.  Source: Gemini (SOSP'23) for the partition of traffic;
 docs/bubbles.md.

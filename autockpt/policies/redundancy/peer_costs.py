@@ -114,7 +114,7 @@ def _crossing(profile: Profile, redundancy: Redundancy) -> float:
         return 1.0
     scheme = replace(redundancy, path="host", rate_bytes_per_s=0.0, schedule="paced", floor=0)
     kept = _kept_bytes(scheme, profile.failures.nodes, profile.domains, state.elsewhere)
-    # The chunk with what is a rank's own is fetched whole.
+    # The chunk with the rank's own bytes is fetched whole.
     own = state.total_bytes - kept + Staging().chunk_bytes
     return min(1.0, own / state.total_bytes)
 
@@ -166,7 +166,7 @@ def peer_costs(profile: Profile, redundancy: Redundancy) -> PeerCosts | None:
     read_s = way.alpha_s + size * redundancy.rebuilt_share / way.bytes_per_s
     return PeerCosts(
         send_s=send_s,
-        # Two standard deviations: the 95th percentile of what is about normal.
+        # Two standard deviations: the 95th percentile of a nearly normal distribution.
         send_high_s=send_s * (1.0 + 2.0 * way.spread),
         slowdown_s=way.slowdown * (crossing / way.bytes_per_s + copied_s),
         restore_s=restore.value_s

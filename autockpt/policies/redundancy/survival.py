@@ -30,7 +30,7 @@ LONGEST_TAIL = 8
 """Losses beyond that many more are counted as that many."""
 
 Shape = tuple[str, int, int]
-"""What decides a_j: set, circle or row; members; tolerated."""
+"""The inputs of a_j: set, circle or row; members; tolerated."""
 
 
 def survived(placement: Placement, lost: int, *, within: Collection[int] | None = None) -> float:
@@ -102,7 +102,7 @@ def patterns(
 
 
 def _shapes(cell: Cell, within: frozenset[int] | None) -> Iterator[Shape]:
-    """What of a cell can be lost: of a ring the rows of neighbours, else the members."""
+    """Yield the parts of a cell that can be lost: the rows of a ring, else the members."""
     hit = [within is None or node in within for node in cell.members]
     if cell.kind != "ring":
         yield "set", sum(hit), cell.tolerates

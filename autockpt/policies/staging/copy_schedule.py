@@ -93,7 +93,7 @@ def _snapshot_cost_s(costs: Costs) -> float:
 def _predicted(
     profile: Profile, found: dict[Schedule, tuple[Staging, Costs]], write: StorageMeasure | None
 ) -> dict[str, float]:
-    """What measured schedules would have been expected to cost, for comparison."""
+    """Return the predicted costs of the measured schedules, for comparison."""
     others = tuple(m for m in profile.interference if m.work not in SCHEDULE_WORKS.values())
     guessed = replace(profile, interference=others)
     return {
@@ -110,7 +110,7 @@ def _usable(profile: Profile, fit: WindowFit | None) -> bool:
 
 
 def longest_stall_s(costs: Costs) -> float:
-    """What `limits.stall` bounds: a checkpoint to disk, 95th percentile."""
+    """Return the stall that `limits.stall` bounds: a checkpoint to disk, 95th percentile."""
     return costs.stall_high_s + costs.blocked_s
 
 

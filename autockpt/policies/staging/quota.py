@@ -173,7 +173,7 @@ def _quota_reason(profile: Profile, goal: Goal, taken: Way, ways: Sequence[Way])
 
 
 def _rank(profile: Profile, goal: Goal, way: Way, ways: Sequence[Way]) -> float:
-    """What decides between ways that fit: money, bytes between equals, or the order."""
+    """Return the sort key of a way that fits: money, bytes between equals, or the order."""
     place, prices = float(ways.index(way)), goal.prices
     if prices.disk_per_gb_month is None or (way is not ways[0] and way.codec.crowded):
         return place if prices.disk_per_gb_month is None else float("inf")
@@ -192,7 +192,7 @@ def _stored(profile: Profile, goal: Goal, way: Way) -> float:
 
 
 def _spaced(goal: Goal, way: Way) -> float:
-    """What `keep.every` adds in a month."""
+    """Return the number of checkpoints that `keep.every` adds in a month."""
     every_s = _every_s(goal, way)
     return MONTH_H * 3600.0 / every_s if every_s else 0.0
 
@@ -216,7 +216,7 @@ def _time_money(profile: Profile, goal: Goal, way: Way) -> float:
 
 
 def _money(profile: Profile, goal: Goal, ways: Sequence[Way]) -> list[str]:
-    """What each way costs, in sentences; none without a price of storage."""
+    """Return the cost of each way, in sentences; none without a price of storage."""
     prices = goal.prices
     if prices.disk_per_gb_month is None:
         return []

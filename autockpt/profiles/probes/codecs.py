@@ -127,7 +127,7 @@ def _round_trip(name: str, codec: Codec, piece: Piece) -> CodecSample | str:
         decoded = codec.decode(encoded, len(piece.data), piece.base)
         decoded_at = time.perf_counter()
         faithful = memoryview(decoded) == piece.data
-    except Exception as error:  # a codec is foreign code; whatever it raises, it is out
+    except Exception as error:  # a codec is foreign code; any error excludes it
         return f"codec {name}: failed on {piece.tensor_class}: {error!r}; it is not offered"
     if not faithful:
         return f"codec {name}: does not give back the {piece.tensor_class}; it is not offered"

@@ -1,4 +1,4 @@
-"""What NVML tells about the GPUs of this process; () without NVML, None where it does not say."""
+"""NVML's counters of this process's GPUs; () without NVML, None for a missing counter."""
 
 import contextlib
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What background work costs the iteration it runs beside, from interleaved iterations.
+"""Cost of background work to the iteration beside it, from interleaved iterations.
 
 Units of a few iterations take turns, with and without work, in random order.  A machine that slows
 down over the minute therefore slows all of them.  Stalls (the copy at the boundary, the wait at the
@@ -142,7 +142,7 @@ class WriteWork:
             self._thread = None
         if self._error is not None:
             raise self._error
-        # The part after the unit disturbed nobody.
+        # The part after the unit disturbed no iteration.
         overtime = time.perf_counter() - ended
         return Outcome(busy_s=max(0.0, self._busy_s - overtime))
 

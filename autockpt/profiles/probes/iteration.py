@@ -297,7 +297,7 @@ class PhaseTimer:
             if span.nested:
                 parts["optimizer"] -= length
         if not any(span.phase == "data_wait" for span in marks.spans):
-            # No loader in sight: whatever the script does before its first forward is its wait.
+            # No loader in sight: the time before the first forward counts as its wait.
             first = next((span for span in marks.spans if span.phase == "forward"), None)
             if first is not None and not first.nested:
                 parts["data_wait"] = max(0.0, between(marks.began, first.began))

@@ -27,7 +27,7 @@ from autockpt.values.profile import Fingerprint, StateInventory
 
 
 def fingerprint(*, layout_digest: str, storage_dir: str, ranks: Ranks | None = None) -> Fingerprint:
-    """What makes a profile of this job here another profile."""
+    """Return the fingerprint: if it differs, a profile is of another job or machine."""
     ranks = ranks or Ranks.find()
     return Fingerprint(
         host=host.host_identity(),

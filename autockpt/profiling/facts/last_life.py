@@ -93,7 +93,7 @@ def _tail(path: Path, length: int) -> bytes:
             file.seek(max(0, os.fstat(file.fileno()).st_size - length))
             return file.read()
     except OSError:
-        return b""  # nobody has written it, or nobody can read it: it says nothing
+        return b""  # missing or unreadable: it says nothing
 
 
 def _objects(text: bytes) -> Iterator[dict[str, Any]]:

@@ -84,7 +84,7 @@ class Ranks:
         return [float(value) for value in tensor]
 
     def everyone(self, said: Any) -> list[Any]:
-        """What every rank says, by rank; every rank must call it."""
+        """Return the values of all ranks, by rank; every rank must call it."""
         if not self.together:
             return [said]
         heard: list[Any] = [None] * self.world_size

@@ -39,7 +39,7 @@ class DeviceProbe:
 
     @property
     def note(self) -> str:
-        """What its figures are."""
+        """The kind of its figures."""
         return (
             f"emulated devices: gates of {format_rate(self._links.bytes_per_s)} on "
             f"{self._links.interface}, not a device network"

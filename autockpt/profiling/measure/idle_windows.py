@@ -43,7 +43,7 @@ class WindowProbe:
         self._blind = False
         self._own_windows = RankWindows(traces=(), bubbles=())
         self.stages: StageGate | None = None
-        """What holds copies back while their cost is measured; None: no copy is held back."""
+        """Gate that holds copies back while their cost is measured; None: no copy is held back."""
 
     def attach(self, roots: Sequence[torch.nn.Module], *, late: bool) -> None:
         """Begins to listen; `late`: to a device, whose marks are read an iteration later."""

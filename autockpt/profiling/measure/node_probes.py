@@ -200,7 +200,7 @@ class NodeProbes:
             try:
                 path.rmdir()
             except OSError:
-                break  # somebody uses it
+                break  # it is in use
 
     # -- the probes -------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ def content(checkpoints: Path, state: StateInventory, *, nbytes: int) -> Content
 
 
 def main_dtype(state: StateInventory) -> str:
-    """What most bytes of a state are, as safetensors calls it: BF16 or F32."""
+    """Return the type of most bytes of a state, as safetensors names it: BF16 or F32."""
     half = sum(part.dtypes.get(name, 0) for part in state.classes for name in _HALF)
     return "BF16" if half > state.total_bytes / 2 else "F32"
 

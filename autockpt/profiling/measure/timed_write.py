@@ -54,7 +54,7 @@ def target_directory(path: Path) -> Iterator[str]:
         yield str(path)
     finally:
         for made in missing:
-            with contextlib.suppress(OSError):  # somebody uses it
+            with contextlib.suppress(OSError):  # it is in use
                 made.rmdir()
 
 
@@ -136,7 +136,7 @@ class _Shard:
             self.pipeline.join()
 
     def outcome_or_raise(self) -> ShardOutcome:
-        """What became of it.  Raises StorageError."""
+        """Return the outcome of the write.  Raises StorageError."""
         if not self.done.is_set():
             raise StorageError(
                 f"a write of {len(self.image)} bytes ({self.candidate}) was not durable after "

@@ -38,7 +38,7 @@ def utc_s(wall: str) -> float | None:
 
 
 def _shifts(events: Sequence[Event]) -> list[float]:
-    """What to add to each event's time.  The keeper's events follow the newest start seen."""
+    """Return the shift of each event's time.  The keeper's events follow the newest start seen."""
     base: float | None = None
     current: dict[int, float] = {}
     newest = 0.0

@@ -30,7 +30,7 @@ _IN_MEMORY = ("memory tier", "snapshot", "keeper")
 _ON_DISK = ("persist", "checkpoint", "final checkpoint", "storage")
 _BUFFERED = "direct I/O"
 _REMOTE = "object store"
-"""What of `Degraded` concerns which tier."""
+"""The values of `Degraded.what` by tier."""
 _MEMORY_DOES = "every save that is due is tried again; what was held before, or the disk, serves"
 _NODES_DO = "the next round of copies tries again; the disk serves the loss of a node"
 _DISK_DOES = "every save that is due is tried again, into new files; older ones on disk stay"
@@ -139,7 +139,7 @@ def _is_about(event: Event, whats: Sequence[str]) -> TypeGuard[Degraded]:
 
 
 def _term_s(events: Sequence[Event]) -> float | None:
-    """What aligned times count from, in seconds since 1970."""
+    """Return the origin of aligned times, in seconds since 1970."""
     for event in events:
         if isinstance(event, RunStarted) and (wall := utc_s(event.wall)) is not None:
             return wall - event.at_s

@@ -112,7 +112,7 @@ def ending(events: Sequence[Event], status: Mapping[str, Any]) -> RunEnding | No
 
 
 def _last_words(events: Sequence[Event]) -> State | None:
-    """What trainers and keepers said last, where no launcher of ours did."""
+    """Return the last state by trainers and keepers, for a run without a launcher's status."""
     last: State | None = None
     for event in events:
         if isinstance(event, RunStarted):

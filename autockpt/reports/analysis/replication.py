@@ -24,7 +24,7 @@ from autockpt.values.units import format_bytes, format_duration, format_fraction
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windowed:
-    """What left while the training's own traffic was silent."""
+    """Copies that were sent while the training's own traffic was silent."""
 
     bytes: int
     share: float
@@ -71,7 +71,7 @@ class Protection:
 
 
 def protection(events: Sequence[Event], redundancy: Redundancy) -> Protection | None:
-    """What aligned `events` say; None where no copies were wanted and none made."""
+    """Return the protection in aligned `events`; None where no copies were wanted and none made."""
     protected = [e for e in events if isinstance(e, GenerationReplicated)]
     copied = [e for e in events if isinstance(e, ReplicaFetched)]
     if redundancy.scheme == "none" and not protected and not copied:

@@ -1,4 +1,4 @@
-"""What became of the checkpoints: how many, how long they blocked, how soon they were safe.
+"""The fate of the checkpoints: their number, stalls, and time until safe.
 
 A generation is one checkpoint however many ranks report it.  Its stall is that of the slowest rank,
 because the others wait for it in the next collective.  Where training waits for the disk

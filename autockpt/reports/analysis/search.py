@@ -1,4 +1,4 @@
-"""What `autockpt tune` did, as values: every write in its order, the ways, what mattered."""
+"""The result of `autockpt tune` as values: every write in its order, the ways, the importance."""
 
 from dataclasses import dataclass, field
 from typing import Literal

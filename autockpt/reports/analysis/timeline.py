@@ -112,7 +112,7 @@ def timeline(events: Sequence[Event], restores: Sequence[Restore], start_s: floa
 
 
 def _is_of_training(event: Event) -> bool:
-    """What copies do after the end, perhaps hours later, does not stretch the chart."""
+    """Whether an event is of the training: copies after the end must not stretch the chart."""
     return event.rank >= 0 or isinstance(event, CheckpointDurable | FailureObserved)
 
 

@@ -185,7 +185,7 @@ def what_if(
     }
     for tier, cost in (("memory", memory), ("disk", disk)):
         latency_s = cost.latency_s if cost else 0.0
-        # Without latency there is nothing to be slower in: what is lost counts as a stall.
+        # Without latency there is no time to be slower in: the loss counts as a stall.
         slowed_s = cost.slowdown_s if cost else 0.0
         point[f"{tier}_latency_s"] = latency_s
         point[f"{tier}_slowdown"] = slowed_s / latency_s if latency_s > 0 else 0.0

@@ -158,7 +158,7 @@ def _next_gain(restart: Restart) -> list[str]:
 
 
 def _windows(model: ReportModel) -> list[str]:
-    """What each rank's idle windows took of its snapshots."""
+    """Use of each rank's idle windows by its snapshots."""
     if model.windows is None:
         return []
     rows = [

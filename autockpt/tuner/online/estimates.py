@@ -48,7 +48,7 @@ def winsorised(samples: Sequence[float]) -> tuple[float, float]:
     mean = sum(ordered) / n
     if n - 2 * cut < 2:
         return mean, math.inf if n == 1 else _spread(samples) / math.sqrt(n)
-    # The spread of what is left, inflated for the samples pulled in (Tukey and McLaughlin 1963).
+    # The spread of the rest, inflated for the samples pulled in (Tukey and McLaughlin 1963).
     return mean, _spread(ordered) / math.sqrt(n) * (n - 1) / (n - 2 * cut - 1)
 
 
@@ -209,7 +209,7 @@ class Contrast:
             self.forget_blocks()
 
     def forget_blocks(self) -> None:
-        """What comes next is beside none of the blocks so far."""
+        """Forget all blocks: the next ones are not beside them."""
         self.before, self.during, self.after = (), (), ()
         self.mixed_quiet, self.mixed_busy = (), ()
 

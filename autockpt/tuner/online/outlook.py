@@ -107,7 +107,7 @@ class Outlook:
         )
 
     def promised(self, pair: tuple[int, int]) -> Expected:
-        """What these intervals promise."""
+        """Return the promise of these intervals."""
         memory_s, disk_s = self.tiers.periods_s(*pair)
         intervals = Intervals(
             memory_steps=pair[0],

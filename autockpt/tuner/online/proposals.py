@@ -39,7 +39,7 @@ class PlanProposal:
     expected: Expected | None = None
     """The promise of the new plan; None: the plan was decided elsewhere."""
     inputs: DecisionInputs | None = None
-    """What that was reckoned from."""
+    """The inputs of that promise."""
 
     @property
     def expected_waste(self) -> float | None:

@@ -133,7 +133,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What came of playing recordings."""
+    """The result of replaying recordings."""
 
     recordings: int
     inputs: int

@@ -27,7 +27,7 @@ def _slower(change: Change, outlook: Outlook, settings: ControllerSettings) -> s
 
 def _worse(change: Change, outlook: Outlook, settings: ControllerSettings) -> str:
     if change.expected_waste is None or outlook.goal.pins.interval_rule == "checkfreq":
-        return ""  # that rule spends what it may, whatever the waste
+        return ""  # that rule spends its budget at any waste
     before = replace(outlook, plan=change.before).waste
     allowed = change.expected_waste + settings.rollback_sigmas * outlook.waste_error()
     if outlook.waste <= allowed or before >= outlook.waste:

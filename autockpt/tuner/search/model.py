@@ -6,9 +6,9 @@ afterwards from writes of the same bytes.  With P the time until durable that `d
 
     P(candidate) = r P        sigma P(candidate) = (sigma r + max(0, e) / cores) P
 
-where e are the CPU seconds that the candidate takes beyond the default's, per second of the
-default's write, and `cores` the cores of a rank.  An encoder may halve the write by keeping a core
-busy; that does not halve the training's loss meanwhile.
+e are the CPU seconds that the candidate takes beyond the default's, per second of the default's
+write; `cores` are a rank's.  An encoder may halve the write by keeping a core busy; that does not
+halve the training's loss meanwhile.
 """
 
 import math
@@ -109,7 +109,7 @@ class Model:
         cores = max(1.0, profile.fingerprint.cores / ranks_per_node(profile))
         busy_s = max(0.0, extra_cpu) / cores * costs.persist_s / max(ratio, 1e-9)
         if self.staging.persist == "sync":
-            busy_s = 0.0  # nobody trains meanwhile
+            busy_s = 0.0  # training is blocked meanwhile
         return replace(
             costs,
             persist_s=max(costs.copy_s, costs.persist_s),

@@ -53,9 +53,9 @@ class Header:
     created: str
     """UTC, ISO 8601; for people."""
     proposer: str = ""
-    """What proposed the trials of stage `search`, with its version."""
+    """The proposer of the trials of stage `search`, with its version."""
     earlier: tuple[EarlierTry, ...] = ()
-    """What searches before this one have measured: explored no more, and judged anew."""
+    """Measurements of earlier searches: explored no more, and judged anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ LEAST_BUDGET = 2 * ROUNDS + 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What to measure next."""
+    """The next measurement."""
 
     number: int
     stage: Stage

@@ -13,7 +13,7 @@ from autockpt.tuner.simulation.strategy import Level, Strategy
 
 
 def replay(strategy: Strategy, history: History) -> Outcome:
-    """What `history.length_s` seconds bring under this strategy."""
+    """Return the outcome of `history.length_s` seconds under this strategy."""
     return _Replay(strategy, history).run()
 
 

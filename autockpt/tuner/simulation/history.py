@@ -23,7 +23,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What happens to a cluster from 0 to `length_s`."""
+    """The failures of a cluster from 0 to `length_s`."""
 
     length_s: float
     nodes: int

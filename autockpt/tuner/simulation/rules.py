@@ -57,7 +57,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """What rules are applied to."""
+    """The inputs of the rules."""
 
     profile: Profile
     goals: Mapping[str, Goal]
@@ -89,7 +89,7 @@ def build(name: str, bench: Bench) -> Strategy:
 
 
 def of_goal(name: str, profile: Profile, goal: Goal) -> Strategy:
-    """What `autockpt plan` decides under this goal."""
+    """Return the strategy of `autockpt plan` under this goal."""
     return of_plan(name, profile, goal, decide(profile, goal).plan)
 
 

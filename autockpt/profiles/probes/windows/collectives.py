@@ -112,7 +112,7 @@ class CollectiveHooks:
             called_s = time.perf_counter()
             try:
                 work.get_future().add_done_callback(lambda _: self._ended(name, began_s))
-            except (AttributeError, RuntimeError):  # it was waited for, or tells nobody
+            except (AttributeError, RuntimeError):  # it was waited for, or gives no time
                 self._ended(name, began_s)
             if self._recorder is not None:
                 self._recorder.took(time.perf_counter() - called_s)

@@ -61,7 +61,7 @@ def _reason(name: str, error: ValueError) -> str:
 
 
 def orders_of(schedule: Any) -> tuple[Order, ...]:
-    """What each rank runs under a torch schedule object, a live one too."""
+    """Return the chunks of each rank under a torch schedule object, a live one too."""
     name = schedule_name(schedule)
     if name in LOOPS:
         return LOOPS[name](schedule._num_stages, schedule._n_microbatches)

@@ -1,4 +1,4 @@
-"""What each strategy loses, one bar under the other, on one scale."""
+"""Loss of each strategy, one bar under the other, on one scale."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median

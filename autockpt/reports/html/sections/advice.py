@@ -1,4 +1,4 @@
-"""What to do about it: findings, the policy and why, and how all this was found out."""
+"""The advice: findings, the policy and its reasons, and the method."""
 
 from autockpt.reports.findings import Finding
 from autockpt.reports.html.escape import Child, Html, join, tag

@@ -218,7 +218,7 @@ def _state(profile: Profile) -> Child:
 
 
 def _gpus(profile: Profile) -> Child:
-    """What NVML told while the job was profiled."""
+    """NVML's counters while the job was profiled."""
     rows = [
         (gpu.name, fraction(gpu.utilisation), _speed(gpu.pcie_tx_bytes_per_s),
          _speed(gpu.pcie_rx_bytes_per_s), _clock(gpu), _lost_memory(gpu),

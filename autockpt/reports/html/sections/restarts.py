@@ -1,4 +1,4 @@
-"""What each restart spent its time on: process, imports, rendezvous, restore, first iteration."""
+"""Times of each restart: process, imports, rendezvous, restore, first iteration."""
 
 from autockpt.reports.analysis.restarts import LABELS, cheapest_gain
 from autockpt.reports.html.charts import restart as chart_of

@@ -89,7 +89,7 @@ def setting_costs(
     *,
     weight: float = 0.0,
 ) -> tuple[SettingCost, ...]:
-    """What each setting cost; settings that were never tried are left out.
+    """Return the cost of each setting; settings that were never tried are left out.
 
     `quiet_s`: an iteration without a checkpoint; 0: none was seen, the quickest tried one counts.
     """
