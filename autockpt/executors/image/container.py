@@ -1,9 +1,9 @@
 """One image of one rank: what stands in a slot, in a shard file, in a peer's memory.
 
-The bytes are laid out by `layout`; this module describes them: the digest of every chunk, taken
-once as the chunk arrives in host memory, and the root that binds the digests to (run, generation,
-rank, layout, length), so that a perfect chunk at the wrong place or of another generation fails.
-The description travels as the trailer of a slot and as the index file beside a shard.
+`layout` places the bytes; this module describes them.  The digest of every chunk is taken once, as
+the chunk arrives in host memory.  The root binds the digests to (run, generation, rank, layout,
+length), so that an intact chunk at the wrong place or of another generation fails.  The description
+travels as the trailer of a slot and as the index file beside a shard.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from autockpt.values.record import from_json, parse_json, to_json
 
 MAX_INDEX_BYTES = 64 * 2**20
 PIECE_BYTES = 2**19
-"""What a core's own cache holds well."""
+"""A piece that fits a core's own cache."""
 MAX_DIMENSIONS = 64
 MAX_HEAD_BYTES = 64 * 2**20
 """Of a header and a boundary group that are digested a second time by themselves."""
@@ -64,7 +64,7 @@ class ImageIndex:
     """The first bytes, header and boundary group, which have a digest of their own; 0: they have
     none."""
     head_digest: str = ""
-    """xxh3-128, hex: whoever wants to know what a shard holds reads no more than this."""
+    """xxh3-128, hex.  A reader that only lists the contents of a shard checks these bytes alone."""
     codec: str = "none"
     stored: tuple[StoredChunk, ...] = ()
     """Of an encoded shard file: one per chunk; empty for a plain image."""
@@ -132,7 +132,7 @@ def chunk_digest(data: memoryview) -> str:
 
 
 def _digest_beside(data: memoryview, look: Callable[[int, memoryview], None]) -> str:
-    """The same while somebody else reads: what is in a core's cache is read twice for once."""
+    """Digest in pieces and pass each to `look`, so that both reads find it in the core's cache."""
     digest = xxhash.xxh3_128()
     for offset in range(0, len(data), PIECE_BYTES):
         piece = data[offset : offset + PIECE_BYTES]
@@ -249,7 +249,7 @@ def find_header(chunk: Callable[[int], memoryview], image_bytes: int) -> ImageHe
 def read_header(data: bytes, image_bytes: int) -> ImageHeader:
     """The header (with its 8 length bytes) of an image of `image_bytes`.
 
-    Every offset is checked against the image, and no two tensors may share a byte, before anybody
+    Every offset is checked against the image, and no two tensors may share a byte, before a caller
     allocates by it.  Raises CorruptCheckpointError.
     """
     try:

@@ -1,8 +1,8 @@
-"""torch dtypes <-> the names safetensors knows; what it lacks is stored under another name.
+"""torch dtypes <-> the names of safetensors; others are stored under another name.
 
-One unknown dtype name makes a whole safetensors file unreadable, so none is invented: complex128 is
-stored as F64 with a last dimension of 2, complex32 as F16 likewise, and the true name stands in the
-header's metadata.
+One unknown dtype name makes a whole safetensors file unreadable, so autockpt invents none.
+complex128 is stored as F64 with a last dimension of 2, complex32 as F16 likewise.  The header's
+metadata has the true name.
 """
 
 import math
@@ -49,7 +49,7 @@ def true_shape(name: str, stored: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def true_form(header: ImageHeader, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
-    """What a tensor of an image is.
+    """Return the true dtype and shape of a tensor of an image.
 
     Raises CorruptCheckpointError when its bytes cannot be that: a header may lie, and bytes are
     copied by the image's lengths into memory of this size.

@@ -1,11 +1,11 @@
 """Is a state worth coming back to?  One whose parameters or optimizer state hold NaN is not.
 
 Such a generation is *suspect*: it is stored, but never restored by itself, and it pushes no other
-one out.  At every seal a sixteenth of the image is looked at, another one each time (a NaN gradient
-is everywhere one step later); before a generation counts as verified the scrub looks at all of it.
-Infinities are no verdict: masks hold them for a reason.  What is copied at the boundary (buffers,
-objects of the user) is left out where it can be told apart, and so are tensors that held NaN before
-the training: nobody uses those, or all others are NaN one step later.
+one out.  Every seal scans a sixteenth of the image, each time another one (a NaN gradient is
+everywhere one step later).  Before a generation counts as verified, the scrub scans all of it.
+Infinities are no verdict: masks hold them for a reason.  The scan leaves out data that is copied at
+the boundary (buffers, objects of the user) where it is distinguishable.  It also leaves out tensors
+that held NaN before the training: either they are unused, or all others are NaN one step later.
 """
 
 import bisect
@@ -24,7 +24,7 @@ SMALL_BYTES = 4 * SAMPLED * BLOCK_BYTES
 """An image up to this is looked at as a whole."""
 _WIDTH = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _LARGEST = {"F16": 0x7C00, "BF16": 0x7F80}
-"""Bits of infinity: whatever is greater, without its sign, is NaN."""
+"""Bits of infinity: a greater value, without its sign, is NaN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Floats:
 
 
 def floats_of(header: ImageHeader, *, beyond: int) -> tuple[Floats, ...]:
-    """Those that begin at or after byte `beyond`, in the order of their bytes."""
+    """Return the floats that begin at or after byte `beyond`, in the order of their bytes."""
     found = [
         Floats(place.start, place.stop, place.dtype, name)
         for name, place in header.tensors.items()
@@ -51,7 +51,7 @@ def floats_of(header: ImageHeader, *, beyond: int) -> tuple[Floats, ...]:
 
 
 def floats_in(image: memoryview, *, beyond: int) -> tuple[Floats, ...]:
-    """Those of an image by its own header; none when it has no sound one."""
+    """Return the floats of an image by its own header; none if the header is damaged."""
     try:
         size = header_bytes(image, len(image))
         return floats_of(read_header(bytes(image[:size]), len(image)), beyond=beyond)
@@ -88,7 +88,7 @@ def sampled_nan(floats: Sequence[Floats], image: memoryview, turn: int) -> str:
 class NanScan:
     """Looks at an image whose pieces come in order; the header is taken from the first of them.
 
-    Pieces of a damaged chunk are judged too; what was found is void then.
+    Pieces of a damaged chunk are scanned too; their findings are void.
     """
 
     def __init__(self, image_bytes: int, *, beyond: int) -> None:
@@ -102,7 +102,7 @@ class NanScan:
         """The first tensor with a NaN."""
 
     def take(self, start: int, data: memoryview) -> None:
-        """The bytes from `start` on.  What has no sound header is not judged."""
+        """The bytes from `start` on.  An image without a sound header is not judged."""
         if self.found:
             return
         if self._floats is None and not self._take_header(data):
@@ -134,7 +134,7 @@ class NanScan:
 
 
 def sick_state(generation: Generation, rank: int, tensor: str) -> str:
-    """What is said of a suspect generation."""
+    """Return the message about a suspect generation."""
     return (
         f"checkpoint {generation}: rank {rank} has NaN in {tensor}; it is kept, but it is neither "
         f"restored by itself nor does it push older ones out (--resume-from {generation.name} does)"

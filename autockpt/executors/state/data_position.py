@@ -1,12 +1,12 @@
-"""Where the data stands: resumes an epoch at the right batch, whoever shuffles it.
+"""The position in the data: resumes an epoch at the right batch, however it is shuffled.
 
 A loader with `state_dict` says itself where it is.  A plain torch DataLoader draws its shuffle from
-the global generator when its iterator is made, and some samplers from others (`shuffle_rng`): their
-states are kept from that moment; the iterator is rebuilt under them and skips by index without
-loading anything.
+the global generator when its iterator is made; some samplers draw from other generators
+(`shuffle_rng`).  Their states are kept from that moment.  A restart rebuilds the iterator under
+them and skips by index without loading anything.
 
-With another number of replicas, or another batch size, the position is a number of samples: what is
-left of the epoch's order is shared out anew (`state/sampler_state.py`).
+With another number of replicas, or another batch size, the position is a number of samples.  The
+remaining samples of the epoch's order are distributed anew (`state/sampler_state.py`).
 """
 
 import copy
@@ -52,7 +52,7 @@ from autockpt.values.record import to_data
 
 @runtime_checkable
 class Reshardable(Stateful, Protocol):
-    """What a stateful loader offers, so that another number of ranks than saved can go on."""
+    """A stateful loader that can resume with another number of ranks than saved."""
 
     def reshard_state(self, states: Sequence[Any], rank: int, world_size: int, /) -> Any:
         """What `load_state_dict` of `rank` out of `world_size` ranks is to take.
@@ -124,7 +124,7 @@ class DataPosition:
     def _draw_on(self, states: dict[str, Any]) -> None:
         """Raises ConfigError for the state of a generator that is not there.
 
-        Workers have generators of their own, which nobody can put back.
+        Generators of workers cannot be put back.
         """
         if getattr(self.loader, "num_workers", 0):
             return
@@ -334,7 +334,7 @@ class DataPosition:
         """Generators as they were when the order was drawn, if others drew since `iter`."""
 
     def _indices_left(self) -> Callable[[], Iterator[Any]]:
-        """What the index sampler has left in this epoch; skipped without loading anything.
+        """Return a function for the index sampler's rest of this epoch, which loads nothing.
 
         Some samplers draw when they are iterated, that is, in this call; others with their first
         index, that is, when the result is called.
@@ -347,7 +347,7 @@ class DataPosition:
         return lambda: _skipped(left, self.index)
 
     def _rest(self, order: EpochOrder, share: Share) -> Any:
-        """This rank's indices, or batches of them, of what had been left when ranks changed."""
+        """Return this rank's indices, or batches of them, of the rest left when ranks changed."""
         every = sampler_state.whole_order(order, self.epoch, self.loader)
         rest = sampler_state.rest_of(every, self._start, share, sampler_state.rank_in(self.loader))
         batches = self.loader.batch_sampler
@@ -357,14 +357,14 @@ class DataPosition:
 
 
 def _each(iterator: Iterator[Any]) -> Iterator[Any]:
-    """What is left; a `for` would ask loaders that are their own iterators to begin once more."""
+    """Yield the remaining batches; `for` would restart loaders that are their own iterators."""
     nothing = object()
     while (batch := next(iterator, nothing)) is not nothing:
         yield batch
 
 
 def _skipped(left: Iterator[Any], count: int) -> Iterator[Any]:
-    """What is left after `count`; an order that is drawn with the first index is drawn."""
+    """Skip `count` indices; also draw an order that is drawn with the first index."""
     for _ in range(count):
         next(left, None)
     return left if count else itertools.chain([*itertools.islice(left, 1)], left)

@@ -28,7 +28,7 @@ from autockpt.values.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class _Fetch:
-    """What there was before a batch was fetched."""
+    """The state before a batch was fetched."""
 
     rng: Any
     own: Any
@@ -219,7 +219,7 @@ class _Epochs(DataPosition):
     """A position whose epochs begin and end when the loop of another says so."""
 
     _sampler_epoch: int | None = None
-    """What the framework had told the sampler when the epoch began."""
+    """The epoch that the framework had set on the sampler when the epoch began."""
 
     @property
     def under_way(self) -> bool:
@@ -237,7 +237,7 @@ class _Epochs(DataPosition):
     _made: list[Any] | None = None
     """Random numbers when the iterator of an epoch had been made, until its first batch."""
     _late: list[Any] | None = None
-    """State of generators before the first batch, if somebody drew since the iterator was made."""
+    """State of generators before the first batch, if they were used since the iterator was made."""
 
     def begin(self) -> Iterator[Any]:
         """The iterator of the epoch, or of its rest."""

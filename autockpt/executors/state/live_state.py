@@ -1,9 +1,10 @@
-"""The live state of one rank: what it consists of, what it is called, what changes when.
+"""The live state of one rank: its tensors, their names, and when they change.
 
-Names come from our own walk of named parameters; optimizer state is joined to them by identity
-(`get_optimizer_state_dict` before the first step would run a step).  Two groups: `lazy` tensors
-(parameters and optimizer state of fenced optimizers) are constant from one optimizer step to the
-next and may be copied under compute; everything else is small and copied at the boundary.
+Names come from our own walk of named parameters; optimizer state is joined to them by identity.
+`get_optimizer_state_dict` is not used: before the first step it would run a step.  There are two
+groups.  `lazy` tensors (parameters and optimizer state of fenced optimizers) are constant from one
+optimizer step to the next and may be copied under compute.  Everything else is small and copied at
+the boundary.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -137,9 +138,9 @@ class LiveState:
     def has_state(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
         """This rank has the optimizer state of a parameter: it is what steps it.
 
-        Of a DTensor every rank has some, of no rows as well; FSDP1 gives no gradient to a parameter
-        of which a rank has nothing, so its step count would stand still.  What a rule places is
-        an ordinary parameter here, even if all of it is padding.
+        Every rank has optimizer state of a DTensor, even of no rows.  FSDP1 gives no gradient to a
+        parameter of which a rank has nothing, so its step count would stand still.  A parameter
+        that a rule places is an ordinary parameter here, even if all of it is padding.
         """
         if not owns_state(optimizer, parameter):
             return False
@@ -152,16 +153,16 @@ class LiveState:
 
     @property
     def drifting(self) -> dict[str, int]:
-        """By name how many copies of a parameter drift apart, of those that do."""
+        """Return the number of copies by name, for parameters whose copies drift apart."""
         places = ((self._names[number], placed) for number, placed in self._placed.items())
         return {name: placed.copies for name, placed in places if placed.copies}
 
     def _path(self, prefix: str, name: str, parameter: torch.Tensor) -> str:
-        """What a parameter of a model is called in a checkpoint."""
+        """Return the name of a model's parameter in a checkpoint."""
         return self._renamed.get(id(parameter)) or f"{prefix}.{self._model_names[prefix].of(name)}"
 
     def model_names(self) -> dict[str, ModelNames]:
-        """What there is in each model now is called, by prefix."""
+        """Return the names in each model as it is now, by prefix."""
         self._model_names = {prefix: ModelNames(module) for prefix, module in self.models.items()}
         return self._model_names
 
@@ -185,8 +186,10 @@ class LiveState:
         return names
 
     def at_boundary(self) -> TensorIndex:
-        """What there is, once every module holds what its optimizer steps: not so after an
-        evaluation."""
+        """Return the index, once every module holds the tensors that its optimizer steps.
+
+        After an evaluation it may not.
+        """
         kept = self._inventory
         if kept is not None:
             shard_again(kept.units)
@@ -203,7 +206,7 @@ class LiveState:
                 optimizer.refresh()
 
     def inventory(self) -> TensorIndex:
-        """What there is now; walked again only when something was added, replaced or removed.
+        """Return the present index; walk again only after something was added, replaced or removed.
 
         Raises ConfigError for optimizer state that cannot be saved or named.
         """
@@ -247,7 +250,7 @@ class LiveState:
         return dict(self.inventory().lazy)
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        """Parameters of the models, and those that only an optimizer knows."""
+        """Return parameters of the models, and parameters that only an optimizer knows."""
         found: dict[str, torch.Tensor] = {}
         self.model_names()
         for prefix, module in self.models.items():
@@ -304,8 +307,10 @@ class LiveState:
         return None
 
     def passing_buffers(self) -> set[str]:
-        """Names of the buffers that a state dict leaves out (`persistent=False`), also of those
-        that are None now."""
+        """Return the names of the buffers that a state dict leaves out (`persistent=False`).
+
+        Buffers that are None now count too.
+        """
         names = self.model_names()
         return {f"{prefix}.{name}" for prefix, own in names.items() for name in own.passing}
 
@@ -319,7 +324,7 @@ class LiveState:
         return name
 
     def name_of(self, parameter: torch.Tensor) -> str:
-        """Name of a parameter.  Raises ConfigError when nobody attached owns it."""
+        """Name of a parameter.  Raises ConfigError if no attached object owns it."""
         name = self._names.get(id(parameter))
         if name is None:
             self._names = self._parameter_names()
@@ -392,7 +397,7 @@ class LiveState:
         return {**self.extra_places(), **self.parameters(), **inventory.lazy}
 
     def changes(self) -> list[str]:
-        """What the script has added or taken away since `attach`, as of the newest snapshot."""
+        """Return the script's changes of structure since `attach`, as of the newest snapshot."""
         now, built = self._inventory, self._built
         structure = None if now is None else self._structure(now)
         if structure is None or built is None or structure == built:

@@ -1,8 +1,8 @@
 """Loaders with a state of their own go on without a draw that the undisturbed run did not make.
 
-A DataLoader draws a seed for its workers from the global generator when it makes an iterator.  One
-that is made from a loaded state stands for one that was made, and drew, before the checkpoint: what
-it draws again would shift every random number of the training after it.
+A DataLoader draws a seed for its workers from the global generator when it makes an iterator.  An
+iterator from a loaded state replaces one that drew its seed before the checkpoint.  If it drew
+again, every later random number of the training would shift.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from autockpt.executors.state.rng import rng_state, set_rng_state
 
 @contextmanager
 def preserve_rng() -> Iterator[None]:
-    """What is drawn within is drawn again after it."""
+    """Put the random state back at the end, so that draws within do not count."""
     before = rng_state()
     try:
         yield
@@ -39,7 +39,7 @@ def load_without_rng_draw(
 
 
 def seeds_of(loader: Any) -> dict[str, Any]:
-    """{"seeds": state of the `generator` argument} where nobody else keeps it, else {}.
+    """{"seeds": state of the `generator` argument} if no other object keeps it, else {}.
 
     torchdata's sampler says where in it an order began, and its loader draws seeds from it too.
     """

@@ -1,9 +1,9 @@
 """Hooks of ours on the script's modules and optimizers, which do not leave this process.
 
 torch keeps hooks in dictionaries of the object, and these are pickled, copied and compiled with it.
-Our hooks are of one session: `torch.save(model)` and `copy.deepcopy(model)` leave them out, so that
-the copy is as if nobody had attached, and `torch.jit.script` does not see them.  Hooks of the
-script are treated as ever.
+Our hooks are of one session.  `torch.save(model)` and `copy.deepcopy(model)` leave them out, so
+that the copy is as if autockpt had not attached.  `torch.jit.script` does not see them.  Hooks of
+the script are treated as ever.
 """
 
 import gc
@@ -30,7 +30,7 @@ class _Hooks(OrderedDict[int, Any]):
         return [(key, hook) for key, hook in self.items() if key not in ours]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """What a copy, and a file, get: a dictionary as torch makes it."""
+        """Give copies and files a dictionary as torch makes it."""
         return OrderedDict, (), None, None, iter(self.others())
 
 
@@ -80,7 +80,7 @@ def _marked(handle: RemovableHandle, *dictionaries: _Hooks) -> RemovableHandle:
 
 
 def _take(owner: Any, name: str, kind: type[_Hooks]) -> _Hooks:
-    """Gives the object a dictionary of hooks in which ours can be told apart."""
+    """Give the object a dictionary of hooks that marks ours."""
     former = owner.__dict__.get(name, {})
     if isinstance(former, _Hooks):
         return former

@@ -2,10 +2,10 @@
 their tensors, saved and put back.
 
 Three places hold it.  An optimizer inside another one (SAM, Lookahead) is saved like an attached
-one, under the name of its attribute.  What a `state_dict` of one's own says goes back by the
-`load_state_dict` of one's own; tensors that are parameters or optimizer state stand in it by name.
-Attributes that changed since `attach`, or hold tensors, are put back in place.  What can be put
-back by none of these is refused by name.
+one, under the name of its attribute.  If an object has its own `state_dict`, its own
+`load_state_dict` takes the result back.  Tensors that are parameters or optimizer state stand in it
+by name.  Attributes that changed since `attach`, or hold tensors, are put back in place.  Any other
+state is refused by name.
 """
 
 import collections
@@ -189,7 +189,7 @@ def _state_dict(prefix: str, optimizer: Optimizer) -> Any:
 
 
 def _attributes(owner: Any) -> dict[str, Any]:
-    """Of an object, those of `__slots__` too."""
+    """Return an object's attributes, with the attributes of `__slots__`."""
     found = dict(getattr(owner, "__dict__", {}))
     for kind in type(owner).__mro__:
         slots = kind.__dict__.get("__slots__", ())
@@ -201,7 +201,7 @@ def _attributes(owner: Any) -> dict[str, Any]:
 
 
 class _Plain:
-    """Turns values into what `statetree` saves; what is no value becomes a marked tuple."""
+    """Turn values into the types that `state_tree` saves; others become a marked tuple."""
 
     def __init__(self, names: Mapping[int, str], built: set[str] | None) -> None:
         """`built`: paths of objects that a restart finds; None: all of them."""
@@ -210,7 +210,7 @@ class _Plain:
         self._around: list[int] = []
 
     def of(self, value: Any, path: str) -> Any:
-        """Raises ConfigError for what is state and cannot be saved."""
+        """Raises ConfigError for state that cannot be saved."""
         if isinstance(value, torch.Tensor | torch.nn.Module) and id(value) in self._names:
             return f"{_MARK}live", self._names[id(value)]
         if isinstance(value, torch.Tensor):
@@ -296,7 +296,8 @@ class _Put:
     def into(self, live: Any, saved: Any, path: str) -> Any:
         """What stands there now: `live` with the saved contents, or another value.
 
-        Raises ConfigError for what does not fit, CorruptCheckpointError for what nobody writes.
+        Raises ConfigError for saved contents that do not fit, CorruptCheckpointError for malformed
+        ones.
         """
         try:
             return self._into(live, saved, path)
@@ -355,7 +356,7 @@ class _Put:
 
 
 def _tensor_into(live: Any, saved: torch.Tensor) -> torch.Tensor:
-    """In place, so that whatever shares memory with it goes on to do so."""
+    """Copy in place, so that tensors that share memory with `live` keep sharing it."""
     if not isinstance(live, torch.Tensor):
         return saved
     if (live.shape, live.dtype, live.layout) != (saved.shape, saved.dtype, saved.layout):

@@ -17,11 +17,11 @@ from autockpt.values.errors import ConfigError
 
 
 class Rebuilding:
-    """What a checkpoint has and the script has not built yet.
+    """Parts that a checkpoint has and the script has not built yet.
 
-    Building draws initial values, which the undisturbed run drew before the checkpoint: whenever
-    something is registered, or a group is added, the random state is put back to where it was when
-    the first new parameter was registered.
+    Building draws initial values, which the undisturbed run drew before the checkpoint.  So each
+    registration, and each added group, puts the random state back to its value when the first new
+    parameter was registered.
     """
 
     def __init__(self, restored: RestoredState, state: LiveState, done: Callable[[], None]) -> None:
@@ -43,7 +43,7 @@ class Rebuilding:
             self._wrapped.append(optimizer)
 
     def begin(self) -> None:
-        """The script goes on, with an iteration or a loop: what was drawn until now stands."""
+        """Note that an iteration or a loop begins: the draws until now stand."""
         self._before = None
 
     def _registering(self, *_: Any) -> None:

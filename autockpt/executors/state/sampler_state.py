@@ -1,11 +1,11 @@
 """The order of an epoch's samples, and how data-parallel ranks share it.
 
-torch's DistributedSampler deals one order of the whole data set out like cards: with N replicas,
+torch's DistributedSampler deals one order of the whole data set out like cards.  With N replicas,
 replica r gets the samples r, r + N, r + 2N, ...  The order depends on seed and epoch, not on N.
 Only its tail does: it is padded with the first samples of the order, or cut off.  So when every
-replica has taken the same number of batches, what was taken is a prefix of the order, and any other
-number of replicas can share the rest: dealt out in the same way, its tail treated in the same way.
-The epochs that follow are plain.
+replica has taken the same number of batches, the taken samples are a prefix of the order.  Any
+other number of replicas can share the rest: dealt out in the same way, its tail treated in the same
+way.  The epochs that follow are plain.
 
 A loader without such a sampler gives all samples to every rank: an order with one replica.
 """
@@ -82,7 +82,7 @@ class Place:
 
     @property
     def taken(self) -> int:
-        """Samples of the order that somebody has taken; padding counts once."""
+        """Number of samples of the order that replicas have taken; padding counts once."""
         left = self.order.length - self.start
         each = min(self.index * self.share.batch_size, self.share.each(left))
         return self.start + min(each * self.share.replicas, left)

@@ -1,4 +1,4 @@
-"""What an epoch's order is drawn from: generators' states as it begins, put back to redraw it.
+"""Generator states as an epoch begins, put back to draw the epoch's order again.
 
 torch's samplers draw from torch's global generator, or from one that they or the loader were given.
 Others shuffle by Python's or numpy's, have their own of any of the three kinds, count epochs, and

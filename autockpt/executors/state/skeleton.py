@@ -1,7 +1,7 @@
 """The state apart from its lazy tensors: a skeleton that is written as JSON at every boundary.
 
-Most of it is as it was at the boundary before, so whoever encodes a section gives the same object
-again, and the text of that object is kept.
+Most of the skeleton is unchanged since the boundary before.  The encoder of an unchanged section
+returns the same object again, and the text of that object is kept.
 """
 
 import json
@@ -26,7 +26,7 @@ class SkeletonText:
         self._encode = json.JSONEncoder(separators=(",", ":")).encode
 
     def of(self, skeleton: Mapping[str, Any]) -> bytes:
-        """The JSON of a skeleton, whose sections nobody changes."""
+        """The JSON of a skeleton, whose sections are never changed in place."""
         texts = []
         for name, section in skeleton.items():
             kept = self._kept.get(name)
@@ -38,7 +38,7 @@ class SkeletonText:
 
 
 class KeptRandomState:
-    """The section of the random state; generators that nobody drew from are the same objects."""
+    """The section of the random state; generators that were not used are the same objects."""
 
     def __init__(self) -> None:
         self._generators: dict[str, tuple[Any, Any, Tensors]] = {}
@@ -71,7 +71,7 @@ class KeptOptimizers:
     def __init__(self) -> None:
         self._parts: dict[str, OptimizerParts] | None = None
         self._values: Anchors | None = None
-        """Of the groups, where they are numbers and words, which nobody can change."""
+        """Values of the groups, if they are only numbers and words, which are immutable."""
         self._mark: list[str] | None = None
         self._section: dict[str, Any] = {}
 

@@ -14,9 +14,9 @@
     tree        [[[key, ...], value], ...]                                      optional
     partial, lossy                                            optional; bool, text
 
-A value is what `statetree` decodes.  Digests say that bytes are those that were written; they do
-not say that the writer was ours.  So every field is checked once, when a skeleton is read, and
-whoever reads it afterwards finds the types that it expects.
+A value is what `statetree` decodes.  Digests prove that the bytes are unchanged; they do not prove
+that autockpt wrote them.  So every field is checked once, when a skeleton is read, and later
+readers find the types that they expect.
 """
 
 from collections.abc import Callable

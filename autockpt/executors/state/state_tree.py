@@ -74,7 +74,8 @@ def decode(
 ) -> Any:
     """The value of a skeleton; tensors that lived on an accelerator go to `device`, each once.
 
-    Raises CorruptCheckpointError for unknown marks and whatever `encode` does not write.
+    Raises CorruptCheckpointError for unknown marks and for anything else that `encode` does not
+    write.
     """
     moved: dict[int, torch.Tensor] = {}
 
@@ -108,7 +109,7 @@ def _decode(skeleton: Skeleton, tensors: dict[str, torch.Tensor], place: _Place)
 
 
 def is_shallow(skeleton: Skeleton) -> bool:
-    """Whether whoever walks the skeleton keeps off the end of the stack: `encode` made it."""
+    """Whether a recursive walk of the skeleton fits the stack: `encode` made it."""
     level, depth = [skeleton], 0
     while level and depth <= _JSON_DEPTH:
         nodes = [node for node in level if isinstance(node, dict | list)]

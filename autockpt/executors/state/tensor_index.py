@@ -1,8 +1,8 @@
-"""What a live state consists of: walked once, confirmed cheaply, walked again when it changed.
+"""The tensors of a live state: walked once, confirmed cheaply, walked again after a change.
 
 Walking the modules and the optimizers of 600 tensors costs 4 ms of Python, twice per checkpoint.
-Everything the walk reads hangs in a few hundred dicts and lists; an anchor remembers the objects in
-one of them, and as long as all anchors hold the walk would find the same (30 us per 600 tensors).
+Everything the walk reads hangs in a few hundred dicts and lists.  An anchor remembers the objects
+in one of them.  As long as all anchors hold, the walk would find the same (30 us per 600 tensors).
 What cannot be anchored (optimizer state of numbers, which are new objects at every step) is walked
 every time.
 """
@@ -68,7 +68,7 @@ class OptimizerParts:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What a script builds and a checkpoint fills: names, and nothing of what optimizers make."""
+    """The names that a script builds and a checkpoint fills, without the optimizers' state."""
 
     named: frozenset[str]
     """Parameters and persistent buffers of the models."""
@@ -92,7 +92,8 @@ class TensorIndex:
     """The bytes of each that this rank holds (the tensor itself, unless it is distributed or
     padded)."""
     parts: dict[str, tuple[str, ...]]
-    """Names of `lazy` by the optimizer that changes them; "" for those that none does."""
+    """Names of `lazy` by the optimizer that changes them; "" for names that no optimizer
+    changes."""
     needs: dict[str, tuple[str, ...]]
     """Parts that a step of an optimizer changes: its own, and those it shares tensors with."""
     buffers: dict[str, torch.Tensor]
@@ -113,7 +114,7 @@ class TensorIndex:
     cacheable: bool
     """False: something in it cannot be anchored."""
     structure: Structure
-    """What the script built."""
+    """The structure that the script built."""
 
     def holds(self) -> bool:
         """A new walk would find the same objects."""
@@ -168,12 +169,12 @@ def take_inventory(
     declared: Declared,
     outer: Mapping[str, str] | None = None,
 ) -> TensorIndex:
-    """Walks everything.  `optimizers` in the order in which they step; `path_of`: from prefix and
-    name in the module the name of a parameter; `names` of the rest, by prefix; `outer`: by prefix
-    the optimizer whose step changes it, where that is another one.
+    """Walks everything.
 
-    Raises ConfigError for optimizer state that cannot be saved or named, and for two things of one
-    name.
+    `optimizers` are in the order in which they step.  `path_of` returns the name of a parameter
+    from its prefix and its name in the module.  `names` has the other names by prefix.  `outer`
+    has, by prefix, another optimizer whose step changes the state.  Raises ConfigError for
+    optimizer state that cannot be saved or named, and for two things of one name.
     """
     walk = _Walk(name_of, path_of, names, declared, outer or {})
     for prefix, module in models.items():
@@ -184,7 +185,7 @@ def take_inventory(
 
 
 class _Walk:
-    """What is found while walking."""
+    """The result so far of a walk."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """What frameworks put around optimizers and loaders, and what of it can be taken off.
 
-A wrapper that only looks like what it wraps is saved wrongly, or never: torch calls the hooks of
-the optimizer inside, and a loader has methods that raise.  The tables name the wrappers by their
+A wrapper that only looks like the wrapped object is saved wrongly, or never.  torch calls the hooks
+of the optimizer inside, and a loader has methods that raise.  The tables name the wrappers by their
 class, which is never imported.  A wrapper comes off where the training stays the same; the rest is
 refused by name at `attach`.
 """

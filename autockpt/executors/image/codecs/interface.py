@@ -28,9 +28,9 @@ class Codec(Protocol):
     ) -> Frame:
         """The frame of a chunk; decoding it needs the same `base`.
 
-        `runs`: what the chunk is made of.  `base`: a chunk of the same length that is there when
-        this one is read.  `into`: memory where the frame may be built, to be used up before the
-        next call with it.  A codec may ignore any of them.
+        `runs`: the runs of equal elements in the chunk.  `base`: a chunk of the same length that is
+        there when this one is read.  `into`: memory where the frame may be built, to be used up
+        before the next call with it.  A codec may ignore any of them.
         """
 
     def decode(self, frame: Frame, raw_bytes: int, *, base: memoryview | None = None) -> Frame:

@@ -1,8 +1,8 @@
 """Rectangular parts of a global tensor.  Pure geometry: offsets and sizes, in elements.
 
 Every shard of every parallelism is a list of boxes in global coordinates.  A slice of a flattened
-tensor (ZeRO, FSDP1) is no box, but at most 2n-1 of them for n dimensions, which follow one another
-in memory: it stays one contiguous range of bytes and needs no communication.
+tensor (ZeRO, FSDP1) is not one box, but at most 2n-1 boxes for n dimensions.  They follow one
+another in memory, so the slice stays one contiguous range of bytes and needs no communication.
 
 Source: ByteCheckpoint (NSDI 2025), decomposition of irregular tensors.
 """
@@ -75,7 +75,7 @@ def intersect(a: Box, b: Box) -> Box | None:
 
 
 def subtract(box: Box, hole: Box) -> list[Box]:
-    """What is left of `box` without `hole`: at most 2n disjoint boxes."""
+    """Return the part of `box` outside `hole`: at most 2n disjoint boxes."""
     inner = intersect(box, hole)
     if inner is None:
         return [box] if box.count else []
@@ -95,7 +95,7 @@ def subtract(box: Box, hole: Box) -> list[Box]:
 
 
 def without(boxes: Iterable[Box], hole: Box) -> list[Box]:
-    """What is left of disjoint `boxes` without `hole`."""
+    """Return the parts of disjoint `boxes` outside `hole`."""
     return [left for box in boxes for left in subtract(box, hole)]
 
 
@@ -144,7 +144,7 @@ class Overlap:
 
 
 def overlaps(boxes: Sequence[Box], start: int, stop: int) -> Iterator[Overlap]:
-    """What the elements [start, stop) of boxes that follow one another in memory are."""
+    """Yield the boxes of the elements [start, stop), where `boxes` follow one another in memory."""
     base = 0
     for box in boxes:
         low, high = max(start, base), min(stop, base + box.count)

@@ -1,11 +1,12 @@
 """Which of the ranks that hold the same bytes stores which of them.  Pure: equal on all ranks.
 
-Whole tensors go largest first to whoever has least.  Where that leaves somebody with more than a
-twentieth above the mean (one embedding among small layers), the tensors are laid end to end and the
-line is cut into equal parts: two cuts a rank, each a flat range and so at most 2n-1 boxes.
+Whole tensors, largest first, go to the rank with the least bytes.  That can leave a rank more than
+a twentieth above the mean (one embedding among small layers).  Then the tensors are laid end to end
+and the line is cut into equal parts.  A rank has two cuts; each part of a tensor is a flat range
+and so at most 2n-1 boxes.
 
-Nobody asks anybody: every holder knows the same names and sizes, so every holder finds the same
-shares.  That they really do is compared when they are sealed.
+This needs no communication: every holder knows the same names and sizes, so every holder finds the
+same shares.  That they really do is compared when they are sealed.
 
 Source: ByteCheckpoint (NSDI 2025), balanced deduplication ("Worst-Fit"), by true local bytes.
 """
@@ -56,7 +57,7 @@ def _bytes(items: Sequence[Item], share: dict[str, Range]) -> list[int]:
 
 
 def _whole(items: Sequence[Item], loads: list[int]) -> list[dict[str, Range]]:
-    """Largest first to whoever has least so far."""
+    """Give whole tensors, largest first, to the member with the least bytes so far."""
     shares: list[dict[str, Range]] = [{} for _ in loads]
     heap = [(load, member) for member, load in enumerate(loads)]
     heapq.heapify(heap)

@@ -1,10 +1,10 @@
 """Where every byte of the state stands in an image.  Pure: names, shapes and offsets, no tensors.
 
-An image is a header of whole pages (safetensors JSON, padded with blanks) followed by the data:
-first what is copied at the iteration boundary, then what is copied lazily, so that the copied part
-of an image is always a prefix and one counter tells the pipeline how far it may go.  Tensors of a
-page or more start on a page; smaller ones are packed in descending element size.  Gaps are declared
-as `__pad.N` tensors because safetensors refuses holes.
+An image is a header of whole pages (safetensors JSON, padded with blanks) followed by the data.
+Tensors that are copied at the iteration boundary come first, lazily copied ones after them.  The
+copied part of an image is therefore always a prefix, and one counter tells the pipeline how far it
+may read.  Tensors of a page or more start on a page; smaller ones are packed in descending element
+size.  Gaps are declared as `__pad.N` tensors because safetensors refuses holes.
 
 A shard is described by boxes in global coordinates: a tensor that one rank holds whole is one box.
 """
@@ -96,7 +96,7 @@ class Layout:
         return {entry.spec.name: entry for entry in self.entries}[target]
 
     def codec_ranges(self, by_class: dict[str, str]) -> tuple[str, tuple[tuple[int, ...], ...]]:
-        """(codec, (start, stop, kind code, group) of what it applies to) of a plan's codecs.
+        """Return a plan's codec and the (start, stop, kind code, group) ranges it applies to.
 
         A shard file has one codec: `delta` is `planes` that may use a base, and goes before others.
         """
@@ -148,9 +148,9 @@ def plan_layout(
 ) -> Layout:
     """The layout of `specs` and an EXTRA tensor of `extra_bytes` capacity.
 
-    `owner`: rank, when some tensors are its own and not known to be a part or replica of anything:
-    equal digests say that shards hold the same parts of the same tensors.  `known_nan`: names of
-    tensors whose NaN says nothing of the state.
+    `owner`: the rank, if it has tensors that are not known to be a part or replica of anything.
+    Equal digests of layouts mean that shards hold the same parts of the same tensors.  `known_nan`:
+    names of tensors whose NaN says nothing of the state.
 
     Raises ConfigError for names that stand twice or dtypes without a stored form.
     """

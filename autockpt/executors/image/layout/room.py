@@ -28,7 +28,7 @@ this much."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What a rank gets."""
+    """The memory that one rank gets."""
 
     slots: int
     """Images that are held whole; 0: the image streams through the window."""

@@ -1,8 +1,8 @@
-"""What a chunk is made of: runs of equal elements, so that a codec can take elements apart.
+"""The runs of equal elements in a chunk, so that a codec can take elements apart.
 
-A chunk of an image holds pieces of several tensors.  A codec that knows nothing of them sees bytes;
-one that knows the width of an element can put bytes of equal meaning together, and those of equal
-origin (all second moments, say) with them.
+A chunk of an image holds pieces of several tensors.  A codec that ignores them sees bytes.  One
+that knows the width of an element can group bytes of equal meaning, and bytes of equal origin (all
+second moments, say).
 """
 
 import itertools
@@ -25,7 +25,7 @@ class Kind:
     floating: bool = False
     """Sign, exponent, mantissa from the top bit down, as IEEE 754 and bfloat16 have them."""
     delta: bool = False
-    """Elements are differences to those of a base, and not themselves."""
+    """Elements are stored as differences to the elements of a base."""
 
     def __post_init__(self) -> None:
         if self.width not in WIDTHS:
@@ -45,7 +45,7 @@ def kind_of(code: int) -> Kind:
 
 
 BYTES = Kind()
-"""Of whatever nobody described."""
+"""The kind of undescribed bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """8 bits per element, scaled by block: the mild choice for moments, and for small tensors.
 
-The codes are the dynamic ones of 8-bit Adam: a decade of small values has few of them, the decade
-of the block's largest value has most, over seven decades.  An unsigned code of a value above 0 is
-never 0: a second moment that vanished would make Adam's next step as long as it can be.
+The codes are the dynamic ones of 8-bit Adam and span seven decades.  Decades of small values have
+few codes; the decade of the block's largest value has most.  A value above 0 never gets the
+unsigned code 0.  If a second moment vanished, Adam's next step would be as long as it can be.
 
 Source: Dettmers et al., 8-bit Optimizers via Block-wise Quantization (2022), blocks of 256.
 """

@@ -1,15 +1,15 @@
 """Which way a group of tensors is stored, and the loop that keeps errors from adding up.
 
-A group is a block of a parameter with its two Adam moments, or any tensor alone.  Whatever is made
-is decoded again by the code that a restore runs, and the next residual is against that: an error of
-one checkpoint is part of the next one's residual and never piles up.
+A group is a block of a parameter with its two Adam moments, or any tensor alone.  The encoder
+decodes every result with the code that a restore runs, and takes the next residual against that.
+The error of one checkpoint is thus part of the next residual, so errors never add up.
 
     excp        matrices of `SMALL` elements or more: pruned; smaller groups: 8-bit residuals and
                 moments
     quantised   weights lossless, moments 8-bit
 
-Everything else (other state of the optimizer, buffers, dtypes that are no 16- or 32-bit floats,
-values that are not finite, second moments below 0) is lossless.
+Everything else is lossless: other optimizer state, buffers, and dtypes other than 16- or 32-bit
+floats.  So are tensors with non-finite values and second moments below 0.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from autockpt.values.errors import CorruptCheckpointError
 Method = Literal["none", "excp", "quantised"]
 LOSSY_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SMALL = 4096
-"""Elements below which centres and factors would be as large as what they save."""
+"""In groups with fewer elements, centres and factors would take as many bytes as they save."""
 LOSSLESS_LEVEL = 3
 
 
@@ -40,7 +40,7 @@ class Coded:
 
 
 def form_of(tensor: torch.Tensor) -> Form:
-    """What a decoder must be told."""
+    """Return the form of a tensor, which a decoder needs."""
     return Form(dtype=tensor.dtype, shape=tuple(tensor.shape))
 
 

@@ -1,10 +1,10 @@
 """What stands for a second moment that was pruned: never zero where Adam has seen a gradient.
 
-With v = 0 and a late step counter the next Adam step of an entry is lr (1 - b1) / sqrt(1 - b2) in
-size whatever its gradient is: 3.2 lr with (0.9, 0.999), everywhere at once.  So a pruned v comes
-back as the product of its row's and its column's mean, which costs rows + columns numbers instead
-of rows x columns.  A mean is above what is typical for a skewed quantity, so most first steps are
-shorter than they would have been, never longer than with v = 0.
+With v = 0 and a late step counter, an entry's next Adam step is lr (1 - b1) / sqrt(1 - b2) for any
+gradient.  That is 3.2 lr with (0.9, 0.999), for all such entries at once.  So a pruned v comes back
+as the product of the means of its row and its column.  This costs rows + columns numbers instead of
+rows x columns.  The mean of a skewed quantity is above its typical value.  So most first steps are
+shorter than they would have been, and never longer than with v = 0.
 
 Source: the factored second moment of Adafactor (Shazeer and Stern, 2018), here over pruned entries.
 """
@@ -19,8 +19,8 @@ eighth."""
 def factors(second: torch.Tensor, pruned: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(rows, columns) as int16 [rows] and [columns], the upper halves of float32 numbers.
 
-    `second` is float32 [rows, columns], finite and not negative; `pruned` the mask of what is to
-    be filled.  A row or column has 0 only if all that it has to fill is 0.
+    `second` is float32 [rows, columns], finite and not negative; `pruned` is the mask of entries to
+    fill.  A row or column has 0 only if all that it has to fill is 0.
     """
     lost = torch.where(pruned, second, 0.0).double()
     rows = lost.sum(1) / pruned.sum(1).clamp(min=1)

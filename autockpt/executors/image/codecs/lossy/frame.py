@@ -1,10 +1,10 @@
-"""The container of a block of tensors: says what it is, what it was made against, what comes out.
+"""The container of a block of tensors: its kind, the digests of its base and of its output.
 
     magic, kind, number of tensors and streams, digest of the base's bytes
     per tensor: dtype, digest of the decoded bytes
     per stream: length; then the streams, then the digest of all before it
 
-Whoever decodes says which dtypes and shapes he expects: the frame decides no allocation, and a
+The decoder passes the dtypes and shapes that it expects.  The frame decides no allocation, and a
 frame of other tensors is refused.
 """
 
@@ -31,7 +31,7 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """What a tensor must be."""
+    """The dtype and shape that a decoded tensor must have."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]

@@ -32,14 +32,14 @@ _TINY = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symbols:
-    """What is stored of a group."""
+    """The stored form of a group."""
 
     weights: torch.Tensor
     """uint8 [elements]."""
     first: torch.Tensor
     second: torch.Tensor
     tables: torch.Tensor
-    """float32 [3, 16]: what the symbols of weights, first and second moments stand for."""
+    """float32 [3, 16]: the values of the symbols of weights, first and second moments."""
     rows: torch.Tensor
     """int16, as `fill` has them."""
     columns: torch.Tensor
@@ -100,7 +100,7 @@ def _table(centres: torch.Tensor, *, first: int) -> torch.Tensor:
 def rebuilt(
     symbols: Symbols, base: torch.Tensor, forms: tuple[Form, ...]
 ) -> tuple[torch.Tensor, ...]:
-    """(weight, m, v) of these forms: what a restore gets."""
+    """Return (weight, m, v) in these forms, as a restore gets them."""
     weight = base.float().flatten() + symbols.tables[0][symbols.weights.long()]
     keep = symbols.weights > 0
     first = torch.zeros_like(weight)
@@ -116,7 +116,7 @@ def rebuilt(
 
 
 def narrowed(values: torch.Tensor, form: Form, *, positive: bool = False) -> torch.Tensor:
-    """float32 in the form of a tensor, without infinities; `positive`: what is not 0 stays so."""
+    """Return `values` in `form`, without infinities; `positive`: none above 0 becomes 0."""
     of = torch.finfo(form.dtype)
     values = values.clamp(min=-of.max, max=of.max)
     if positive:

@@ -8,12 +8,13 @@ moment.  Source: Li et al., ExCP (ICML 2024), section 3.2, with the tensor's mea
 authors' repository; their constants.
 
 alpha has the unit of a gradient: it was chosen for 410 million parameters.  At one gradient norm
-(training clips it) the size of an element's gradient, sqrt(v), goes with 1 / sqrt(parameters), and
-`for_parameters` moves alpha in the same way, so that a model of any size is pruned alike.
+(training clips it) the size of an element's gradient, sqrt(v), is proportional to 1 /
+sqrt(parameters).  `for_parameters` scales alpha in the same way, so that models of every size are
+pruned alike.
 
-What the clamp prunes waits for a later checkpoint: with 2.5 medians a restore lags behind by more
-than a whole interval between checkpoints, with 1.4 by half of one, at less than half the ratio
-(`make bench-excp`).  `BALANCED` is the default of archives.
+Entries that the clamp prunes wait for a later checkpoint.  With 2.5 medians a restore lags by more
+than one checkpoint interval.  With 1.4 medians it lags by half an interval, at less than half the
+ratio (`make bench-excp`).  `BALANCED` is the default of archives.
 """
 
 from dataclasses import dataclass, replace
@@ -34,7 +35,7 @@ CENTRES = 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """What is pruned; the defaults are the published ones."""
+    """The thresholds of pruning; the defaults are the published ones."""
 
     alpha: float = ALPHA
     """Weights: larger prunes more, up to `clamp` medians."""

@@ -1,8 +1,8 @@
 """Elements taken apart into planes of bytes, each coded as a sample of it says: lossless.
 
 A frame is a header (`frame.py`), then the parts that are as they are, then the coded planes.  With
-a base, groups of kind `delta` hold differences to the bytes at the same place of it; who keeps the
-frame says which base it is.
+a base, groups of kind `delta` hold differences to the bytes at the same place of the base.  The
+owner of the frame records which base that is.
 """
 
 import threading

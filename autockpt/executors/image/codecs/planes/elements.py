@@ -4,14 +4,14 @@ Plane k holds byte k of every element; the low half of elements, where it is noi
 as numbers of half the width.  Before, what makes bytes of one plane alike:
 
 * floating: the upper 16 bits turned left by one.  The sign goes from the top to the bottom of them,
-  so that the topmost byte of fp32 and bf16 is the exponent and nothing else: 1-3 % smaller than
-  planes alone.  (Frames of the first version turned whole elements.)
+  so that the topmost byte of fp32 and bf16 is only the exponent.  This is 1-3 % smaller than planes
+  alone.  (Frames of the first version turned whole elements.)
 * delta: the difference to the base modulo 2^bits as unsigned zigzag (0, -1, 1, -2 ... become 0, 1,
   2, 3 ...), so that small differences of either sign have zeros above.  Exact for every bit
   pattern, NaN included, because it is integer arithmetic on the bits.
 
-Bytes move by shifts and casts between widths, which numpy vectorises (40-60 GB/s in cache), and
-not by strides (14 GB/s); halves first, so that most passes are over half of the bytes or less.
+Bytes move by shifts and casts between widths, which numpy vectorises (40-60 GB/s in cache); strides
+reach 14 GB/s.  Elements are halved first, so that most passes cover half of the bytes or fewer.
 Single bytes are not shifted, because numpy does that one at a time (2 GB/s): they are added to
 themselves.
 """
@@ -68,7 +68,7 @@ def split(words: Words, base: Words | None, kind: Kind, parts: Sequence[Part]) -
 def join(
     words: Words, base: Words | None, kind: Kind, parts: Sequence[Part], *, whole: bool
 ) -> None:
-    """Fills `words`, at most a block, with what was split into these parts.
+    """Fill `words`, at most a block, from its parts.
 
     `whole`: floating elements were turned as a whole, as in frames of the first version.
     """

@@ -1,10 +1,10 @@
 """Entropy coding of one plane of bytes: left alone, Huffman, or zstd, by a look at a sample.
 
 Mantissas are noise: a histogram of a few thousand bytes says so, and they are copied.  Exponents
-have few values in little order: Huffman alone is 3-4 times as fast as zstd 1 and mostly smaller,
-because few matches that zstd finds in them pay for their offsets.  Differences to a base and small
-integers are mostly zeros in runs, and rows of second moments look alike: there matches pay.  Either
-is a zstd frame (RFC 8878), of nibbles where few values are beyond them: half as many bytes to code.
+have few values in little order.  Huffman alone is 3-4 times as fast as zstd 1 and mostly smaller,
+because zstd finds few matches that pay for their offsets.  Differences to a base and small integers
+are mostly zeros in runs, and rows of second moments look alike: there matches pay.  Either is a
+zstd frame (RFC 8878), of nibbles where few values are beyond them: half as many bytes to code.
 """
 
 import math
@@ -34,22 +34,24 @@ NOISE_BITS = 7.8
 HISTOGRAM_BYTES = 2**13
 """Of a sample, spread evenly, that are counted; matches are looked for in all of it."""
 WORTH, WORTH_OF_NIBBLES = 0.005, 0.0025
-"""What matches must save beyond Huffman on a sample, as a part of it, to be looked for: among bytes
-that takes 3 times as long, among nibbles up to twice.  A plane has several times more of them to
-offer than its sample, whose pieces are shorter than a window."""
+"""The fraction of a sample that matches must save beyond Huffman before the coder searches for
+matches.  The search takes 3 times as long among bytes and up to twice as long among nibbles.  A
+plane has several times more of them to offer than its sample, whose pieces are shorter than a
+window."""
 ESCAPES, MATCHED_ESCAPES = 0.02, 0.1
 """Of a sample, at most, beyond the 15 values that nibbles hold.  Taking one out costs as much as
 Huffman saves on 50.  Matches take so much longer among bytes that for them more are taken out."""
 ROWS_BITS = (1.0, 5.5)
-"""Bits a byte between which a plane is taken for exponents: they lie at other places in every row
-of a matrix, and short blocks follow them."""
+"""Planes with an entropy in this range, in bits a byte, are treated as exponents.  Exponents are
+distributed differently in every row of a matrix, and short blocks follow the rows."""
 _BLOCK_LOG, _WINDOW_LOG = 15, 17
-"""log2 of the bytes of a short block, which has a code of its own, and of the window, which is how
-far matches look back and as long as other blocks are.  The library copies its input through a
-buffer of that size: a small one stays in cache."""
+"""log2 of the bytes of a short block and of the window.  Each short block has a code of its own.
+The window limits how far matches look back, and is the length of all other blocks.  The library
+copies its input through a buffer of that size: a small one stays in cache."""
 _LITERAL_COMPRESSION, _MAX_BLOCK_SIZE = 1002, 1015
-"""ZSTD_c_literalCompressionMode, 1 because zstd leaves literals raw when it is told to skip ahead
-as fast as below, and ZSTD_c_maxBlockSize.  Not in the stable interface: done without if refused."""
+"""ZSTD_c_literalCompressionMode and ZSTD_c_maxBlockSize.  The mode is 1 because zstd leaves
+literals raw at the skip-ahead speed below.  Not in the stable interface: done without if
+refused."""
 _P = zstd.CompressionParameter
 PLAIN: dict[int, int] = {
     _P.compression_level: 1, _P.strategy: zstd.Strategy.fast, _P.hash_log: 6, _P.min_match: 7,
@@ -132,7 +134,7 @@ def _trial(sample: Bytes, options: dict[int, int]) -> int:
 
 
 def encoded(plane: Bytes | Nibbles, count: int, coding: Coding) -> tuple[int, list[bytes | Bytes]]:
-    """(the header's word for it, what is stored of a plane of `count`)."""
+    """Return (the header's code, the stored parts) of a plane of `count` bytes."""
     if isinstance(plane, Nibbles):
         packed = plane.end()
         if packed is not None:

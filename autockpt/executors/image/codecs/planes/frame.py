@@ -1,4 +1,4 @@
-"""The header of a frame of planes: what the chunk is made of and how long every plane is.
+"""The header of a frame of planes: the groups and runs of the chunk, and the length of every plane.
 
     "PL" 2 0  groups: u16  runs: u16              8 bytes, little-endian
     per group: kind: u8                           see `Kind.code`
@@ -8,7 +8,8 @@
     zeros                                         to a multiple of 8: numpy is slow beside them
 
 A group holds the elements of its runs one after another.  Frames of the first version ("PL" 1 0)
-have no `low`, which is 0, no zeros, and turn floating elements as a whole; they are read for ever.
+have no `low`, which is then 0, and no zeros.  They turn floating elements as a whole.  The decoder
+must always read them.
 """
 
 import struct
@@ -106,7 +107,7 @@ def pack_header(
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a frame says of itself, checked."""
+    """The checked header of a frame."""
 
     groups: list[Group]
     parts: list[tuple[int, int]]
@@ -141,7 +142,7 @@ def parse_header(frame: memoryview, raw_bytes: int, base_bytes: int) -> Header:
 
 
 def kinds_of(frame: memoryview) -> list[Kind]:
-    """Of every group.  Raises ValueError, ConfigError or struct.error for what is no header."""
+    """Of every group.  Raises ValueError, ConfigError or struct.error for a malformed header."""
     magic, groups, _ = _HEAD.unpack_from(frame)
     if magic not in (_MAGIC, _FIRST):
         raise ValueError(f"begins with {magic!r}")

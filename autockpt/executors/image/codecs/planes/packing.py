@@ -1,4 +1,4 @@
-"""Planes that need fewer than eight bits a byte whatever their order: nibbles and sevens.
+"""Planes that need fewer than eight bits a byte in any order: nibbles and sevens.
 
 Nibbles put two bytes in one, so that Huffman has half as many to code.
 
@@ -63,7 +63,7 @@ class Nibbles:
         return self._into[self._room - lost : self._at], lost
 
     def plane(self, count: int) -> Bytes:
-        """What was added."""
+        """Return all bytes added so far, at most `count`."""
         values = _unpacked(self._into[self._room : self._at])[:count]
         found = values == VALUES
         values += self._lowest
