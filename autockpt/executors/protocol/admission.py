@@ -1,8 +1,8 @@
 """Who may take over: the incarnation rule, the same at every keeper and at the coordinator.
 
-The same launch with a higher rendezvous round replaces the lower one at once, because its launcher
-has killed the old trainers or is about to.  Another launch must wait until nobody of the holder is
-alive.  What was replaced never comes back.
+The same launch with a higher rendezvous round replaces the lower one at once: its launcher has
+killed the old trainers, or is about to.  Another launch must wait until no rank of the holder is
+alive.  A replaced incarnation never comes back.
 """
 
 from collections.abc import Sequence

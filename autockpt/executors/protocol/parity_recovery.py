@@ -1,8 +1,8 @@
 """Which lost shards the parities of a generation bring back, and out of what.  Pure.
 
-A member of a set is *left* when its shard and its parity are both still in memory somewhere; with
-as many lost as the set stands, what is left gives back the shard of every lost one.  All pieces are
-of one generation and have the roots that the parities were made of, or they add up to nothing.
+A member of a set is *left* when its shard and its parity are both still in memory.  Up to the set's
+tolerated losses, the members left give back the shard of every lost one.  All pieces are of one
+generation and have the roots that the parities were made of, or they add up to nothing.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

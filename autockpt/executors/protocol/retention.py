@@ -1,11 +1,11 @@
 """Which commits to delete: a pure function of the catalogue.
 
-Only *counted* generations push others out: verified, healthy, not set aside, and on the lineage.
-Whatever has fewer than `keep_last` counted generations above it stays, so the newest durable one,
-the one restored from and everything unverified at the top can never go, and a run of suspect
-saves cannot expire the last good one.  Behind an error that is noticed late one more is kept.
-Beside these stay the best by a metric, one per distance, and each that a person has pinned.  Of the
-unread ones the best stay as well.
+Only *counted* generations push others out: verified, healthy, not set aside, and on the lineage.  A
+generation stays while fewer than `keep_last` counted generations are above it.  So the newest
+durable one, the restored one and unverified ones at the top can never go.  Suspect saves cannot
+expire the last good one.  Behind an error that is noticed late one more is kept.  Beside these stay
+the best by a metric, one per distance, and each that a person has pinned.  Of the unread ones the
+best stay as well.
 
 Source: docs/protocol.md, rule 10.
 """
@@ -35,7 +35,7 @@ def deletions(
 ) -> tuple[Generation, ...]:
     """Generations to delete, oldest first.  Applying it twice deletes nothing more.
 
-    `pinned` are never deleted, nor what they or those that stay are stored as differences to.
+    `pinned` are never deleted, nor are the bases of generations that stay.
     """
     entries = sorted(catalogue, key=lambda entry: entry.generation)
     counted = [entry for entry in entries if counts(entry, chain)]
@@ -123,7 +123,7 @@ def is_sound(entry: CatalogueEntry, chain: tuple[TermParent, ...]) -> bool:
 def _kept_by_distance(counted: list[CatalogueEntry], retention: Retention) -> frozenset[Generation]:
     """From the oldest on, one per `keep_every_s` and one per `keep_every_steps`.
 
-    Starting at the oldest makes the choice stable: what was kept once is the anchor next time.
+    Starting at the oldest makes the choice stable: a kept generation is the anchor next time.
     """
     kept: set[Generation] = set()
     last_s: float | None = None
@@ -161,7 +161,7 @@ def _kept_behind(counted: list[CatalogueEntry], retention: Retention) -> frozens
     """The newest that is at least `reach_s` older than the newest of all, and its successors.
 
     Successors stand a quarter of `reach_s` apart, so that the next to be old enough is there when
-    its time comes: five or so are kept, however often checkpoints come.
+    its time comes.  About five are kept at any checkpoint frequency.
     """
     reach_s = retention.reach_s
     if reach_s is None or not counted:
@@ -177,6 +177,8 @@ def _kept_behind(counted: list[CatalogueEntry], retention: Retention) -> frozens
 
 
 def _apart(entry: CatalogueEntry, last_s: float, every_s: float) -> bool:
-    """So far from the last one; also behind a clock that was set back, until when nothing would be
-    kept for as long as it was."""
+    """Whether `entry` is so far from the last one, in either direction.
+
+    A clock that was set back would otherwise keep nothing until it caught up.
+    """
     return abs(entry.created_s - last_s) >= every_s

@@ -1,10 +1,10 @@
 """Which generation to restore: one pure choice for all ranks, and the lineage it must lie on.
 
-After a rollback the same steps are trained again, so a generation that was left behind may be
-greater than the one restored and still be wrong.  Every term therefore records its *parent*, the
-generation it began from.  Following parents from the newest term gives the *chain*; a generation
-is eligible if its term stands on the chain and it is not newer than the point where the chain
-left that term.  All others are abandoned for ever.
+After a rollback the same steps are trained again.  A generation that was left behind may thus be
+greater than the restored one and still be wrong.  Every term therefore records its *parent*, the
+generation it began from.  Following parents from the newest term gives the *chain*.  A generation
+is eligible if its term stands on the chain and it is not newer than the point where the chain left
+that term.  All others are abandoned for ever.
 
 Source: docs/protocol.md, rules 5 to 8.
 """
@@ -61,9 +61,9 @@ class Choice:
     sources: tuple[ShardSource, ...] = field(default_factory=tuple)
     """[world_size]."""
     places: tuple[ShardCopy, ...] = ()
-    """Of what is gathered: where in memory its shards are, or will be once they are rebuilt."""
+    """For gathering: the places of its shards in memory, now or after they are rebuilt."""
     rebuilds: Mapping[int, tuple[ShardSource, ...]] = field(default_factory=dict)
-    """Of what is gathered: by node the shards that it rebuilds from parity first."""
+    """For gathering: by node, the shards that it rebuilds from parity first."""
 
     @property
     def rebuilt(self) -> tuple[int, ...]:
@@ -79,7 +79,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Memory:
-    """What the memory of all nodes has of one generation."""
+    """The shards of one generation in the memory of all nodes."""
 
     held: Mapping[int, HeldShard]
     """By rank, where it lives now."""
@@ -127,7 +127,7 @@ def chain_from(term: int, parents: Mapping[int, Generation | None]) -> tuple[Ter
 
 
 def newest_chain(parents: Mapping[int, Generation | None]) -> tuple[TermParent, ...]:
-    """The chain of the newest decided term: what the next term may continue."""
+    """The chain of the newest decided term, which the next term may continue."""
     return chain_from(max(parents), parents) if parents else ()
 
 
@@ -168,7 +168,7 @@ def choose(question: Question) -> Choice | None:
 def _world_size(
     question: Question, generation: Generation, entry: CatalogueEntry | None
 ) -> int | None:
-    """Ranks that wrote it; None: nobody has anything of it."""
+    """Number of ranks that wrote it; None: no copy of it is known."""
     if entry is not None:
         return entry.world_size
     elsewhere = (copy.shard for copy in (*question.copies, *question.parities))

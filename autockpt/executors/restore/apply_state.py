@@ -1,4 +1,4 @@
-"""What a restore brought, put into optimizers, modules and objects."""
+"""Put the restored state into optimizers, modules and objects."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,8 +40,8 @@ class RestoredState:
 def apply_state(restored: RestoredState, state: LiveState) -> dict[str, Any]:
     """Puts optimizers, modules' extras and stateful objects back; (progress, rng) for the session.
 
-    Optimizers and extras wait for what the script builds later.  Raises ConfigError naming what
-    does not fit any more.
+    Optimizers and extras wait for parts that the script builds later.  Raises ConfigError naming
+    what does not fit any more.
     """
     skeleton, tensors, device = restored.skeleton, restored.tensors, state.device()
     if restored.awaited is None:
@@ -95,8 +95,11 @@ def _apply_again(state: LiveState, prefix: str, restored: RestoredState) -> None
 
 
 def left_as_built(restored: RestoredState, state: LiveState) -> tuple[str, ...]:
-    """What is as the script built it, in sentences: attached optimizers and objects of which a
-    partial image, another system's, says nothing, and buffers that do not persist."""
+    """Return sentences about state that is as the script built it.
+
+    A partial image, from another system, lacks some attached optimizers and objects; buffers that
+    do not persist may not fit.
+    """
     skeleton, said = restored.skeleton, []
     if skeleton.get("partial"):
         attached = ((state.optimizers, skeleton["optimizers"]), (state.others, skeleton["others"]))
@@ -152,7 +155,7 @@ def _saved_group(
     *,
     exact: bool,
 ) -> SavedGroup:
-    """The settings of a group of parameters: of the same group, or of those that have them now."""
+    """Return a group's settings: of the same group, or of the group with these parameters."""
     own = saved.groups[: saved.own_groups]
     if len(own) == groups and own[number].names == names:
         return own[number]

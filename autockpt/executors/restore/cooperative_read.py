@@ -1,17 +1,17 @@
 """Ranks of one node read a checkpoint together: every chunk once, by one of them, for all.
 
-They share a piece of memory that their keeper made: a table of who needs which chunk, and a ring of
-buffers that belong to one rank each.  Threads that read take a chunk that nobody reads yet into a
-buffer of their rank, check it, tell all, and leave it there until all that need it have taken their
-parts; while no buffer is free they take as well.  One thread of each rank reads for nobody else: it
-takes, so that storage waits for no copy and no rank for another one's.  Taking never waits, so
-nobody waits in a circle.
+They share a piece of memory that their keeper made.  It has a table of the chunks that each rank
+needs, and a ring of buffers for each rank.  A reading thread takes a chunk that no rank reads yet
+into a buffer of its rank, checks it, and tells the other ranks.  The chunk stays there until every
+rank that needs it has copied its parts.  While no buffer is free, reading threads copy as well.
+One thread of each rank only copies, so that storage waits for no copy and no rank for another
+rank's copy.  Copying never waits, so there is no circular wait.
 
-A chunk is claimed by a lock on one byte of the memory's descriptor, which the kernel opens when a
-process dies; everything else in the table is written by one rank only.  As long as it lives a rank
-holds one more lock, by which the others know that it does.
+A rank claims a chunk by a lock on one byte of the memory's descriptor, which the kernel releases
+when the process dies.  Everything else in the table has a single writing rank.  As long as it lives
+a rank holds one more lock, by which the others know that it does.
 
-Nobody depends on it: a rank for which nothing moves any more reads the rest by itself.
+No rank depends on the others: when nothing moves any more, a rank reads the rest by itself.
 """
 
 import fcntl
@@ -34,9 +34,9 @@ from autockpt.executors.storage.shard_file import run_parallel
 from autockpt.values.errors import StorageError
 
 PATIENCE_S = 120.0
-"""Nothing moved for this long: whoever is missing will not come."""
+"""After so long without progress, the missing rank will not come."""
 LIFE_S = 1.0
-"""Nothing moved for this long: somebody may have died."""
+"""After so long without progress, a rank may have died."""
 _PAUSE_S = 0.0005
 _LEFT = 2
 """Mark of a rank that takes nothing more."""
@@ -95,7 +95,8 @@ class CooperativeRead:
     def read_ahead(self, chunk: int, read: Callable[[int, memoryview | None], memoryview]) -> None:
         """Before `join`: a chunk that will most likely be needed, if a buffer is free for it.
 
-        `read` as in `run`; what it raises is raised.  From one thread, which `join` comes after.
+        `read` is as in `run`; its exceptions pass through.  From one thread, which `join` comes
+        after.
         """
         with self._lock:
             buffer = self._me * self._per_member + len(self._mine)
@@ -119,14 +120,17 @@ class CooperativeRead:
         self._moved = time.monotonic()
 
     def leave(self) -> None:
-        """Nobody waits for this rank any more."""
+        """Tell the other ranks not to wait for this one."""
         self._marks[self._me] = _LEFT
 
     # ------------------------------------------------------------------ the work
 
     def threads(self, readers: int) -> int:
-        """Of this rank, where `readers` keep the storage busy: enough in all of them, and more
-        only on processors of their own; and one that takes, beside which they read on."""
+        """Return this rank's number of threads.
+
+        `readers` of all ranks together keep the storage busy.  More run only on processors of their
+        own.  One more thread copies, while the others go on reading.
+        """
         members = len(self._members)
         return 1 + max(
             -(-readers // members), min(readers, len(os.sched_getaffinity(0)) // members)
@@ -248,8 +252,7 @@ class CooperativeRead:
             return None, False
 
     def _shared(self) -> NDArray[np.bool_]:
-        """By chunk: somebody else needs it, has not taken it and is still there; never again once
-        it is not so."""
+        """By chunk: another live rank needs it and has not taken it; once False, it stays False."""
         if self._alone:
             return np.zeros(len(self._begun), dtype=bool)
         there = self._marks == 1
@@ -258,7 +261,7 @@ class CooperativeRead:
         return np.asarray(found.any(axis=0))
 
     def _free_buffer(self, shared: NDArray[np.bool_]) -> int | None:
-        """A buffer of ours that holds nothing which somebody still has to take, we included."""
+        """A buffer of ours whose chunk every rank that needs it has taken, this one included."""
         ours = (self._needs[self._me] == 1) & (self._taken[self._me] == 0)
         held = {c: b for c, b in self._mine.items() if shared[c] or ours[c]}
         self._mine = held
@@ -280,7 +283,7 @@ class CooperativeRead:
     # ------------------------------------------------------------------ claims
 
     def _claim(self, chunk: int) -> bool:
-        """Nobody else reads it; it may have become ready meanwhile."""
+        """Claim a chunk that no other rank reads; it may have become ready meanwhile."""
         if self._alone:
             return True
         if not self._lock_byte(chunk):

@@ -1,4 +1,4 @@
-"""The shards of another number of ranks, from whatever memory has them, or from their files.
+"""The shards of another number of ranks, from the memory of any node, or from their files.
 
 The keeper brings chunks that other nodes have into memory of this node; here they are checked once
 more while they are copied.  A shard that no memory gives is read from its file, where there is one.
@@ -22,7 +22,7 @@ FETCHED = 4
 
 
 class Keeper(Protocol):
-    """What a keeper does for one order to gather."""
+    """A keeper's part in one order to gather."""
 
     def want(self, shard: int, chunks: tuple[int, ...], *, elsewhere: bool) -> int:
         """Asks for chunks of a shard; the number of the request."""
@@ -167,7 +167,7 @@ def farthest(used: set[str]) -> str:
 
 
 def _one_of_each(began: GatheringBegan) -> list[int]:
-    """Shards without those that hold the same parts as another one: a near one, else the first."""
+    """Return one shard per layout: a near one, else the first."""
     found: dict[str, int] = {}
     for shard in sorted(range(len(began.layouts)), key=lambda s: (s not in began.near, s)):
         found.setdefault(began.layouts[shard] or str(shard), shard)

@@ -1,9 +1,10 @@
 """New memory that is touched before it is needed: while the keepers still decide what to restore.
 
-The first touch of new memory is the dearest part of a restore where a hypervisor has to find the
-pages (measured: 0.3-0.7 GB/s, against 7-13 for pages that the guest has), and between `attach` and
-the decision a trainer does nothing.  How much a restore will allocate is guessed from the newest
-commit; what was not touched in time is touched by the restore, what is left over is given back.
+The first touch of new memory is the slowest part of a restore where a hypervisor has to find the
+pages.  Measured: 0.3-0.7 GB/s, against 7-13 for pages that the virtual machine already has.
+Between `attach` and the decision a trainer is idle.  The size of the newest commit predicts how
+much a restore will allocate.  The restore itself touches pages that were not touched in time;
+unused pages are given back.
 """
 
 import contextlib
@@ -59,7 +60,7 @@ class PrefaultedMemory:
     def take(self, nbytes: int) -> int:
         """Address of a mapping of `nbytes` (whole pages), the caller's own; 0: there is none.
 
-        Once: whoever comes later gets none.
+        Only the first caller gets it.
         """
         with self._lock:
             self._over = True
@@ -73,7 +74,7 @@ class PrefaultedMemory:
         return address if kept else 0
 
     def close(self) -> None:
-        """Gives back what nobody took."""
+        """Give back the memory if no restore took it."""
         self.take(0)
 
     def _work(self) -> None:
@@ -111,10 +112,10 @@ class PrefaultedMemory:
 def new_bytes(checkpoints: str, rank: int, live: Mapping[str, torch.Tensor]) -> int:
     """Bytes that a restore of the newest commit will probably allocate in pages of its own.
 
-    `live`: what a rank holds of its parameters and buffers, by name; what is not in host memory
-    goes through new memory, too.  A shard holds a share of what ranks have in common: its
-    proportions count and not its size.  0 where nothing is committed.  Raises AutockptError or
-    OSError for what cannot be read.
+    `live`: a rank's parameters and buffers, by name; tensors outside host memory go through new
+    memory, too.  A shard holds a share of what ranks have in common: its proportions count and not
+    its size.  0 where nothing is committed.  Raises AutockptError or OSError for what cannot be
+    read.
     """
     for name in sorted(os.listdir(checkpoints), reverse=True):
         path = os.path.join(checkpoints, name, "COMMIT")

@@ -2,15 +2,16 @@
 
 Step, loader position and random state are stored by each rank.  As many ranks on the same mesh take
 back their own.  Others merge: the position is one for all data-parallel ranks, and the loader knows
-which share of it is its own; random numbers are drawn anew where keeping them makes no sense.
+its own share of it.  Random numbers are drawn anew where keeping them makes no sense.
 
 Random states, for each generator by itself (Python's, numpy's, torch's on the CPU, on GPUs):
 
 * All ranks had the same, or one rank resumes: rank 0's goes on.
 * Else it is seeded with BLAKE2b(its name, rank 0's saved state, this rank's live torch state).
 
-The live state is what the script seeded before `attach`: ranks that it seeds alike, as those of one
-tensor-parallel group must be, draw alike, and others do not.  The rank's number could not tell.
+The live state is as the script seeded it before `attach`.  Ranks that the script seeds alike, as it
+must in one tensor-parallel group, draw alike; other ranks differ.  The rank's number could not
+tell.
 """
 
 import hashlib
@@ -27,19 +28,19 @@ from autockpt.executors.state.sampler_state import place_in
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 
 GENERATORS = {"python": "Python", "numpy": "numpy", "torch": "torch", "cuda": "GPU"}
-"""Entries of a random state, and what a user calls them."""
+"""Entries of a random state, and their names for a user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merged:
-    """What one of the resuming ranks takes."""
+    """The progress that one of the resuming ranks takes."""
 
     progress: dict[str, Any]
     """Step, and the position of the loader as `DataPosition.load` takes it (None: none saved)."""
     rng: dict[str, Any]
     """As `set_rng_state` takes it."""
     notices: tuple[str, ...] = ()
-    """What is not simply as it was: sentences for the user."""
+    """Differences from the saved state: sentences for the user."""
 
 
 def merge_progress(
@@ -53,9 +54,9 @@ def merge_progress(
     """The progress of `rank` out of `world` ranks, from that of all ranks that saved.
 
     `progress_by_rank`: of every rank {"progress": {"step", "data"}, "rng"}, as decoded from its
-    image.  `same_mesh`: False if as many ranks split the model in another way than those that
-    saved; then none is what its number was.  `live`: the random state of this process, as the
-    script left it; None: as it is now.
+    image.  `same_mesh`: False if as many ranks split the model in another way than the saving
+    ranks; then a rank's number means another part.  `live`: the random state of this process, as
+    the script left it; None: as it is now.
 
     Raises CorruptCheckpointError if a rank is missing or steps differ, ConfigError if the loader's
     position cannot be shared.
@@ -82,8 +83,8 @@ def merge_positions(
 ) -> dict[str, Any] | None:
     """What `DataPosition.load` takes on `rank` out of `world`, from its `state` on all that saved.
 
-    None among the states: that rank had no data; as the result: none had.
-    Raises ConfigError when the ranks stood at different places, or nobody knows how they shared.
+    None among the states: that rank had no data; as the result: none had.  Raises ConfigError when
+    the ranks stood at different places, or their way of sharing is unknown.
     """
     given = [state for state in states if state is not None]
     if not given:

@@ -1,7 +1,7 @@
 """Shards -> live state: headers, then a plan, then every chunk verified on its way into place.
 
-Restored tensors live in private memory, never in a slot or a mapped file.  What the live state
-expects and what the shards hold must agree before a byte is written.
+Restored tensors live in private memory, never in a slot or a mapped file.  The tensors that the
+live state expects and the tensors in the shards must agree before a byte is written.
 """
 
 import contextlib
@@ -157,5 +157,5 @@ def _jobs(loading: Loading, shards: OpenShards) -> tuple[list[tuple[int, int]], 
 
 
 def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """To the bit: 0.0 is not -0.0, and what is no number equals itself."""
+    """Whether two tensors are equal to the bit: 0.0 is not -0.0, and NaN equals itself."""
     return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))

@@ -1,7 +1,7 @@
 """One decision for all ranks, carried out by this one: restore, verify, report, go on.
 
-The keepers decide which generation and from where; a source that turns out bad is reported, struck
-out, and the decision is taken again for everybody.
+The keepers decide which generation and from where.  If a source turns out bad, the rank reports it,
+the keepers strike it out, and they decide again for all ranks.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ PATIENCE_S = _LIMITS.attach_s + _LIMITS.inventory_s + _LIMITS.restore_s + DIRECT
 """A trainer may hear nothing while all others attach and the slowest one restores.  The protocol
 ends every wait before this, unless no coordinator can be reached."""
 QUIET_S = 300.0
-"""After so long it is told that something is waited for."""
+"""After so long the rank logs that it is waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +66,13 @@ class Resumed:
     progress: dict[str, Any] | None
     rng: Any
     notices: tuple[str, ...] = ()
-    """What is not simply as it was: sentences for the user."""
+    """Differences from the saved state: sentences for the user."""
     lossy: str = ""
-    """What was lost before the generation was written, in words; "": nothing, it is exact."""
+    """The loss of precision before the generation was written, in words; "": none, it is exact."""
     attempt: int = 0
     """Later checkpoints of the term have this attempt or a greater one."""
     durable: bool = False
-    """Something of this run is on disk, whatever was resumed from."""
+    """Some checkpoint of this run is on disk, wherever this start resumed from."""
     read_s: float = 0.0
     """Verifying and copying the bytes into place, bad sources included."""
     awaiting: RestoredState | None = None
@@ -119,7 +119,7 @@ def resume(
 
 
 def _next_order(link: KeeperClient) -> Any:
-    """What the keepers say next.  Raises AutockptError when they say nothing."""
+    """Return the keepers' next order.  Raises AutockptError when they say nothing."""
     where = "is a rank missing? see logs/keeper-*.log in the run directory"
     with contextlib.suppress(queue.Empty):
         return link.restore_orders.get(timeout=QUIET_S)
@@ -143,7 +143,7 @@ def _carry_out(
     order: p.RestoreShard,
     ahead: PrefaultedMemory,
 ) -> tuple[RestoredState | None, str]:
-    """What was restored, None if the source is bad; and where from."""
+    """Return the restored state (None if the source is bad) and its place."""
     try:
         with contextlib.closing(link.take_lent(order)) as lent:
             shards, used = _open(link, lent, checkpoints, order)
@@ -215,7 +215,7 @@ class _Gathering:
 def _open_copy(
     link: KeeperClient, lent: RestoreBuffers, folder: str, order: p.RestoreShard
 ) -> ShardSources:
-    """This rank's own shard was fetched from another node; it is lent like those of the others."""
+    """Open this rank's shard, fetched from another node and lent like its neighbours' shards."""
     if link.rank not in lent.neighbours:
         raise CorruptCheckpointError("peer: what was fetched was not handed over")
     arena, capacity = lent.neighbours[link.rank]

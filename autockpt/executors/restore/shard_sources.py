@@ -36,7 +36,7 @@ class ChunkSource(Protocol):
         """Header and boundary group, verified; None when only whole chunks can be verified."""
 
     def expect(self, chunks: Sequence[int]) -> None:
-        """These will be read; what has to come from afar may begin to."""
+        """Announce chunks to be read, so that remote ones may begin to come."""
 
     def read(self, chunk: int, memory: memoryview) -> memoryview:
         """The raw bytes of a chunk, in `memory` or elsewhere; one memory per thread.
@@ -131,8 +131,8 @@ def shards_of_node(
 ) -> ShardSources:
     """The slots of a node that hold one generation: this rank's own, and its neighbours'.
 
-    What they lack comes from the disk, where the generation is durable.  `neighbours`: (slot,
-    capacity of its image) by rank; the caller closes them.
+    Other shards come from the disk, if the generation is durable.  `neighbours`: (slot, capacity of
+    its image) by rank; the caller closes them.
     """
     count, near = own.index.world_size, sorted({rank, *neighbours})
     disk: ShardSources | None = None
@@ -225,7 +225,7 @@ def _open_file(folder: str, shard: int, commit: CommitFile) -> ChunkSource:
 
 
 def _one_of_each_layout(records: Sequence[dict[str, Any]]) -> list[int]:
-    """Shards without those that hold the same parts as an earlier one: replicas on other nodes."""
+    """Return one shard per layout, the earliest: later ones are replicas on other nodes."""
     first: dict[str, int] = {}
     for shard, record in enumerate(records):
         first.setdefault(str(record.get("layout_digest") or shard), shard)

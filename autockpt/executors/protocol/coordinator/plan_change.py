@@ -1,8 +1,9 @@
 """A plan change at the coordinator: a new plan applies at one step on all ranks, or never.
 
 Phase one: every rank takes the plan, says where it stands and promises to wait before passing that
-step plus the margin.  Phase two: with all answers the switch is set to the greatest step plus the
-margin, which by the promise nobody has passed.  Until the last answer the proposal can be dropped.
+step plus the margin.  Phase two: with all answers, the switch is set to the greatest step plus the
+margin.  By the promise, no rank has passed that step.  Until the last answer the proposal can be
+dropped.
 """
 
 import contextlib
@@ -126,7 +127,7 @@ class PlanChange:
             self._set_plan(event.version, later)
 
     def drop_plan(self, reason: str) -> None:
-        """Withdraw the proposal; nobody has heard a switch step, so nobody applies it."""
+        """Withdraw the proposal; no rank has received a switch step, so no rank applies it."""
         state = self.state
         proposal, state.proposal = state.proposal, None
         if proposal is None:
@@ -135,7 +136,7 @@ class PlanChange:
         state.broadcast(m.PlanDropped(term=state.term, version=proposal.version, reason=reason))
 
     def expire_plan(self) -> None:
-        """Nobody is held longer than this."""
+        """Drop a proposal after this time, so that no rank is held longer."""
         state = self.state
         proposal = state.proposal
         if proposal is not None and state.now_s - proposal.began_s >= state.deadlines.plan_s:
@@ -143,6 +144,6 @@ class PlanChange:
             self.drop_plan(f"ranks {missing} did not answer in {state.deadlines.plan_s:.0f} s")
 
     def repeat_plan(self) -> None:
-        """Ask again whoever has not answered."""
+        """Ask again the ranks that have not answered."""
         if self.state.proposal is not None:
             self._offer(self.state.proposal)

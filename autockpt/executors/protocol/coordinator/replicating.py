@@ -4,7 +4,7 @@ A generation that is memory-committed survives the death of trainers, not of a n
 every node fetches its replicated ranks' shards of one generation, or encodes parities of them.
 When all are sealed it is *protected*: as many nodes may be lost as the placement tolerates.  One
 round at a time, or two nodes would for ever hold copies of different generations.  A round that
-fails ends: what is protected stays so where there is room for it.  Training never waits.
+fails ends: a protected generation stays so where there is room for it.  Training never waits.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ def parity_sets(cells: Iterable[Cell], nodes: Sequence[int]) -> Iterator[ParityR
 
 
 def parities_of(each: ParityRanks, shards: Mapping[int, m.HeldShard]) -> Iterator[m.HeldShard]:
-    """What the members of a set are to hold; nothing while a shard of it is not known."""
+    """Yield the parities that a set's members hold; none while a shard of it is unknown."""
     if not shards.keys() >= set(each.ranks):
         return
     members = tuple(
@@ -68,7 +68,7 @@ class Replicating:
     # ------------------------------------------------------------------ who copies which shard
 
     def place_copies(self) -> None:
-        """Wards of every node, or parity sets, as all trainers of this incarnation want it."""
+        """Place replicas or parity sets of all nodes, as this incarnation's trainers want them."""
         state = self.state
         state.replicated, state.sets, state.holders = {}, (), {}
         state.copies_wanted, state.parities_wanted = state.world_size, 0
@@ -191,7 +191,7 @@ class Replicating:
     def copies_lost(self, reason: str) -> None:
         """The replica slots of a node are gone with its keeper: all are to be copied once more.
 
-        What was protected is kept all the same, where it still is.
+        A protected generation is kept all the same on the other nodes.
         """
         self.end_round(reason)
         self.state.intact = False

@@ -1,8 +1,8 @@
 """The restoring part of the coordinator: one decision for all ranks, or none.
 
-claim the directory -> ask every keeper what it holds -> choose -> write the decision down ->
-all ranks restore and verify -> all ranks go on.  A source that turns out bad is struck out and the
-choice is made again for *all* ranks: a rank that went on alone with another generation would mix
+claim the directory -> ask every keeper what it holds -> choose -> write the decision down -> all
+ranks restore and verify -> all ranks go on.  A source that turns out bad is struck out and the
+choice is made again for *all* ranks.  A rank that resumed alone from another generation would mix
 two histories of the training.
 """
 
@@ -68,7 +68,7 @@ class Restoring:
             self.want_inventory(node)
 
     def _judged(self, entry: m.CatalogueEntry) -> m.CatalogueEntry:
-        """With what was found when it was read back, if its mark was lost."""
+        """Add the result of reading it back, if its mark was lost."""
         if entry.health != "good":
             self.state.suspect.add(entry.generation)
         return replace(entry, health="suspect") if entry.generation in self.state.suspect else entry
@@ -82,7 +82,7 @@ class Restoring:
         )
 
     def term_refused(self, event: m.TermRefused) -> None:
-        """Somebody alive holds the directory, or we were replaced while our keeper was away."""
+        """A live run holds the directory, or we were replaced while our keeper was away."""
         state = self.state
         if event.incarnation != state.incarnation or state.phase != "claiming":
             state.stale(event)
@@ -174,7 +174,7 @@ class Restoring:
     def _link_memory(self) -> None:
         """The directory was emptied, and no keeper remembers these terms: memory is all there is.
 
-        Each counts as begun from what is in memory of the one before.  A start that took the newest
+        Each term counts as begun from the memory of the term before.  A start that took the newest
         term alone would begin from scratch where that one is in pieces and an older one is whole.
         """
         state = self.state
@@ -190,7 +190,7 @@ class Restoring:
             older = generation
 
     def decide(self) -> None:
-        """Rule 6: choose for all ranks and write it down before anybody acts on it."""
+        """Rule 6: choose for all ranks, and write the choice down before a rank acts on it."""
         state = self.state
         if state.is_in_same_term:
             self._go_on()
@@ -230,8 +230,11 @@ class Restoring:
         self._order(range(state.world_size), choice)
 
     def _refuses_scratch(self) -> bool:
-        """Rule 8: what was durable is missed; what never was is not, but some rank may hold a part
-        of it already, or may yet get it: then another start begins from scratch."""
+        """Rule 8: a lost durable generation is missed; one that never was durable is not.
+
+        Some rank may hold a part of it already, or may yet get it: then another start begins from
+        scratch.
+        """
         if self.choosing.is_something_missed():
             self.refuse(self.choosing.reason_for_refusal(), retryable=False)
         elif self.state.struck:
@@ -263,7 +266,7 @@ class Restoring:
             self._order(range(state.world_size), state.choice)
 
     def _is_doubted(self, choice: Choice) -> bool:
-        """It turned out to be suspect since, and nobody asked for exactly that."""
+        """It turned out to be suspect since, and the user did not ask for exactly that one."""
         asked = self.state.attaches[0].resume_from == choice.generation
         return choice.generation in self.state.suspect and not asked
 
@@ -275,7 +278,7 @@ class Restoring:
         self.saving.retain_read_back(event)
 
     def doubt(self, generation: Generation, reason: str) -> None:
-        """What is being restored is left for an older one, by all ranks."""
+        """All ranks leave the generation being restored for an older one."""
         self.saving.doubt(generation, reason)
         if (
             self.state.phase == "restoring"
@@ -285,7 +288,7 @@ class Restoring:
             self.decide()
 
     def decision_failed(self, event: m.DecisionFailed) -> None:
-        """Nobody acts on a decision that does not stand."""
+        """Handle a decision that could not be written: no rank acts on it."""
         if not self._deciding(event):
             return
         if event.fenced:
@@ -367,7 +370,7 @@ class Restoring:
             self.open()
 
     def all_verified(self) -> bool:
-        """Rule 7: nobody trains before everybody holds the same generation."""
+        """Rule 7: no rank trains before all ranks hold the same generation."""
         return len(self.state.verified) == self.state.world_size
 
     def rank_bad(self, from_node: int, message: m.ShardBad) -> None:
@@ -499,7 +502,7 @@ class Restoring:
     # ------------------------------------------------------------------ endings
 
     def refuse(self, reason: str, *, retryable: bool, restoring: bool = True) -> None:
-        """This incarnation does not start; every rank is told why."""
+        """This incarnation does not start; every rank receives the reason."""
         state = self.state
         state.refusal = (reason, retryable, restoring)
         state.go("refused")
@@ -522,7 +525,7 @@ class Restoring:
         state.send(state.nodes[rank], refused)
 
     def break_incarnation(self, reason: str) -> None:
-        """Somebody is gone before the start: the launcher has to try again."""
+        """A rank is gone before the start: the launcher has to try again."""
         restoring = ("gathering", "claiming", "inventory", "deciding", "restoring")
         if self.state.phase in restoring and self.state.rejoining is None:
             self.refuse(reason, retryable=True)
@@ -558,7 +561,7 @@ class Restoring:
             self.state.began_s = self.state.now_s
 
     def repeat_restore(self) -> None:
-        """Ask again whoever has not answered."""
+        """Ask again the nodes and ranks that have not answered."""
         state = self.state
         if state.phase == "inventory":
             for node in sorted(set(state.every_node) - set(state.inventory)):

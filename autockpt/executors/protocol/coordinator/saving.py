@@ -34,7 +34,7 @@ class Saving:
         self.state = state
         self.replicating = replicating
         self._replicas = ReplicaComparison()
-        """What was compared in this term."""
+        """The comparisons of this term."""
 
     # ------------------------------------------------------------------ rules
 
@@ -83,9 +83,9 @@ class Saving:
     def _give_up_if_passed(self, save: Save, rank: int) -> None:
         """A rank whose keeper was away skipped saves without a word; the others hold theirs.
 
-        In either order of the news: of the save, and of the rank that went on.  A save that was
-        not looked at before is compared with all ranks, later with the one that has just begun:
-        comparing with all each time would cost the square of their number.
+        In either order of the news: of the save, and of the rank that went on.  A save that is new
+        here is compared with all ranks, later only with the rank that has just begun.  Comparing
+        with all each time would cost the square of their number.
         """
         ranks = (rank,) if save.compared else tuple(self.state.begun)
         save.compared = True
@@ -126,7 +126,7 @@ class Saving:
             self._complete_disk(save)
 
     def rank_dropped(self, from_node: int, message: m.RankDropped) -> None:
-        """One rank will never have it, so nobody does."""
+        """One rank will never have it, so no rank does."""
         save = self._save(from_node, message.generation, 0)
         if save is None:
             return
@@ -212,7 +212,7 @@ class Saving:
         return m.MemoryCommitted(generation=save.generation, health=health, dispute=save.dispute)
 
     def _drop_older_seals(self, save: Save) -> None:
-        """Ranks seal in order: what is still open below can never be completed."""
+        """Ranks seal in order: an older open save can never be completed."""
         for older in list(self.state.saves.values()):
             if older.generation < save.generation and older.memory == "open":
                 self.drop_memory(older, f"{save.generation} is newer")
@@ -228,7 +228,7 @@ class Saving:
         self._drop_files(save, reason)
 
     def _health(self, save: Save) -> m.Health:
-        """Of a save that is memory-committed, with what was found since."""
+        """The health of a memory-committed save, with later findings."""
         read: m.Health = "suspect" if save.generation in self.state.suspect else "good"
         return worst([read, save.worst or "good"])
 
@@ -240,10 +240,10 @@ class Saving:
             save.disk_began_s = self.state.now_s
 
     def join_writers(self, save: Save) -> None:
-        """Rule 18: what one rank writes, all write.
+        """Rule 18: if one rank writes a generation, all write it.
 
-        Ranks hear at different moments that an older one is durable, and with a limit on how many
-        are under way they would begin different ones for ever.
+        Ranks learn at different moments that an older one is durable.  With a limit on how many are
+        under way, they would begin different ones for ever.
         """
         if save.disk == "open" and save.memory_only:
             asked, save.memory_only = sorted(save.memory_only), set()
@@ -382,8 +382,10 @@ class Saving:
         self._delete(self.to_delete())
 
     def make_room(self) -> None:
-        """The disk is full: what is older than the newest that was read back gives way to what
-        comes, whatever the policy keeps."""
+        """The disk is full: make room for new generations.
+
+        Generations older than the newest verified one give way, even if the policy keeps them.
+        """
         doomed = self._beyond(Retention(keep_last=1))
         if doomed:
             names = ", ".join(map(str, doomed))
@@ -434,7 +436,7 @@ class Saving:
             self.state.send(node, m.PersistWanted(generation=save.generation, ranks=tuple(here)))
 
     def directory_renewed(self, event: m.DirectoryRenewed) -> None:
-        """What was durable is gone with the directory; what is in memory is not."""
+        """The durable generations are gone with the directory; memory still has its own."""
         state = self.state
         if state.phase != "running" or event.term != state.term:
             state.stale(event)

@@ -35,7 +35,8 @@ class Save:
     memory_only: set[int] = field(default_factory=set)
     """Ranks that began it for memory alone, and were not asked to write it since."""
     joining: set[int] = field(default_factory=set)
-    """Ranks that were asked to write it as well: nobody is asked at every news of others."""
+    """Ranks that were asked to write it as well, so that news of other ranks does not ask them
+    again."""
     compared: bool = False
     """Every rank's newest was compared with it: from now on only news can have passed it."""
     worst: m.Health | None = None
@@ -139,7 +140,7 @@ class CoordinatorState:
     knocking: dict[m.Incarnation, float] = field(default_factory=dict)
     """Since when another launch waits for the holder to be gone."""
     suspect: set[Generation] = field(default_factory=set)
-    """Not good for numbers in them, whatever the directory says: its mark may be lost."""
+    """Suspect by the numbers in them; the mark in the directory may be lost."""
     failed: Counter[Generation] = field(default_factory=Counter)
     """By generation in memory the starts that ended because it was bad, and all there was."""
     held: HeldTerm | None = None
@@ -155,7 +156,7 @@ class CoordinatorState:
     unreachable: set[int] = field(default_factory=set)
     """Nodes reported lost and not heard of since."""
     refusal: tuple[str, bool, bool] = ("", False, False)
-    """(reason, retryable, while restoring) that late ranks are told."""
+    """(reason, retryable, while restoring) for late ranks."""
     term: int = 0
     is_in_same_term: bool = False
     """Rule 21: these trainers go on in `held`, without a claim."""
@@ -203,7 +204,7 @@ class CoordinatorState:
     breakpoint: bool = False
     """Every memory commit goes to disk: the end of this incarnation is near."""
     bare: bool = False
-    """The directory was made again, and nothing is in it: what is in memory goes there."""
+    """The directory was made again and is empty: generations in memory go there."""
     known_term: int = 0
     """Newest term that any node of the incarnation knew when it attached."""
     proposal: Proposal | None = None
@@ -237,7 +238,7 @@ class CoordinatorState:
     def settled_for(self, incarnation: m.Incarnation | None) -> bool:
         """The ranks of `incarnation` wait for no verdict from here.
 
-        Those that another coordinator has admitted never do.
+        Ranks that another coordinator has admitted never do.
         """
         return incarnation != self.incarnation or all(s.finished for s in self.saves.values())
 
@@ -255,7 +256,7 @@ class CoordinatorState:
             self.send(node, message)
 
     def by_node(self, ranks: Iterable[int]) -> dict[int, list[int]]:
-        """The nodes of `ranks`, each with those of them that live there."""
+        """Return the nodes of `ranks`, each with its own ranks."""
         found: dict[int, list[int]] = {}
         for rank in ranks:
             found.setdefault(self.nodes[rank], []).append(rank)

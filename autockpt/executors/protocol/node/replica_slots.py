@@ -112,8 +112,10 @@ class ReplicaSlots:
         return min(known, key=lambda pair: pair[0])[1] if known else None
 
     def outgrown(self, event: m.SlotsOutgrown) -> None:
-        """Rule 2 for a rank of another world: its restored shard stays until something newer is
-        memory-committed, as replicas do, although new slots take its place."""
+        """Rule 2 for a rank of another world: new slots take the place of its restored shard.
+
+        The shard stays until something newer is memory-committed, as replicas do.
+        """
         state = self.state
         local = state.ranks.get(event.rank)
         replica = (event.rank, False)

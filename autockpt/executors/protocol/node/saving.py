@@ -37,10 +37,10 @@ class Saving:
         return self.is_superseded(local, held)
 
     def is_superseded(self, local: LocalRank, held: Generation) -> bool:
-        """Rule 2: what was restored supersedes older memory, because its own sources stay.
+        """Rule 2: a restored generation supersedes older memory, because its own sources stay.
 
-        A single slot promises nothing: with no second copy beside the one that is being filled, the
-        disk has to do, and what will not get there must not keep the next one from it.
+        A single slot promises nothing: there is no second copy beside the one being filled, so the
+        disk has to do.  A shard that will not get to disk must not keep out the next one.
         """
         if self.state.parent is not None and held < self.state.parent:
             return True
@@ -60,7 +60,7 @@ class Saving:
         return persist is not None and persist.record is None and not persist.stalled
 
     def save_refusal(self, event: m.SaveRequested) -> str | None:
-        """Why this request cannot be granted whatever the slots hold; None: it can."""
+        """Return why this request cannot be granted in any state of the slots; None: it can."""
         state = self.state
         local = state.ranks.get(event.rank)
         if local is None or not state.is_current(event.generation):
@@ -106,7 +106,7 @@ class Saving:
             self.drop(event.rank, event.generation, reason, memory=True)
 
     def _joins(self, local: LocalRank, event: m.SaveRequested) -> bool:
-        """What was granted for memory alone goes to disk as well: the script asked for it since."""
+        """A grant for memory alone goes to disk as well: the script has asked for it since."""
         slot = local.slots.writing(event.generation)
         if slot is None or slot.doomed or not self.state.is_current(event.generation):
             return False
@@ -433,7 +433,7 @@ class Saving:
             self.state.emit(m.AbortPersist(rank=key[0], generation=key[1], reason=reason))
 
     def _settle(self, generation: Generation, *, memory: bool) -> None:
-        """A verdict came: what it answers need not be repeated, what still writes must stop.
+        """Handle a verdict: stop the messages that it answers, and writes of the generation.
 
         A shard may be durable while it is written once more: a new keeper does not know that the
         old one had voted.

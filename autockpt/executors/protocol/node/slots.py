@@ -1,8 +1,8 @@
 """The slots of one rank, and the rule that says which of them may be overwritten.
 
-Per-rank double buffering is not enough: a rank that overwrites its copy of g because it holds a
-newer g' destroys g for everybody, and g' may never be completed by the others.  So a slot is free
-only when something newer is known to be held by *all* ranks.
+Per-rank double buffering is not enough.  A rank that overwrites its copy of g because it holds a
+newer g' destroys g for all ranks.  The others may never complete g'.  So a slot is free only when
+something newer is known to be held by *all* ranks.
 """
 
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ class Slot:
     index: int
     state: SlotState = "empty"
     generation: Generation | None = None
-    """What it holds or is being filled with; None when empty."""
+    """The generation in the slot, or being written to it; None when empty."""
     step: int = 0
     writer: Incarnation | None = None
     """Whose trainer may still write here, while `writing`."""
@@ -43,7 +43,7 @@ class Slot:
         self.state, self.writer, self.shard = "sealed", None, shard
 
     def clear(self) -> None:
-        """Nothing of value is in it and nobody writes it any more."""
+        """Nothing of value is in it and no process writes it any more."""
         moved("slot", self.state, "empty")
         self._set("empty", None, 0)
 

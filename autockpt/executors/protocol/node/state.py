@@ -39,7 +39,7 @@ class Fetch:
     generation: Generation
     sources: tuple[m.ShardCopy, ...]
     mark: int = 0
-    """How far it has come; 0: nothing was heard of it."""
+    """The progress of the fetch; 0: no report yet."""
 
 
 @dataclass(slots=True)
@@ -53,13 +53,13 @@ class LocalRank:
     alive: bool = False
     refused: bool = False
     started: bool = False
-    """Was told to train in the open term."""
+    """The node has sent it the order to train in the open term."""
     newest: Generation | None = None
     """Newest generation it asked for; anything not newer is a repeat."""
     order: m.RestoreOrdered | None = None
     answer: m.ShardVerified | m.ShardBad | None = None
     told: bool = False
-    """The trainer was told to carry the order out."""
+    """The node has sent the order to the trainer."""
     plan_offered: int = 0
     """Version last handed to the trainer; 0: none."""
     plan_held: m.PlanPrepared | None = None
@@ -99,7 +99,7 @@ class NodeState:
     holders: tuple[int, ...] = ()
     """Ranks of this node that hold a parity."""
     replicas: dict[Replica, Slots] = field(default_factory=dict)
-    """What was fetched from other nodes, or made of it."""
+    """Shards fetched from other nodes, and parities made of them."""
     fetches: dict[Replica, Fetch] = field(default_factory=dict)
     placed: m.ShardsPlaced | None = None
     """Where the shards are that ranks of this node gather."""
@@ -172,7 +172,7 @@ class NodeState:
 
     @property
     def parent(self) -> Generation | None:
-        """What the open term began from."""
+        """The generation that the open term began from."""
         return self.chain[0].parent if self.chain else None
 
     def is_current_or_parent(self, generation: Generation) -> bool:

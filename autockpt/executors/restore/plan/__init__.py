@@ -1,1 +1,1 @@
-"""What a restore reads and where each piece goes: pure."""
+"""Plan which bytes a restore reads and where each piece goes: pure."""

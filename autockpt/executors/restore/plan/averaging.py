@@ -26,7 +26,7 @@ class ReplicaAverage:
         return bool(self._counts)
 
     def called(self, stored: str) -> str:
-        """What a stored parameter is called here; a copy of another rank's as this rank's own."""
+        """Return the live name of a stored parameter; another rank's copy gets this rank's name."""
         return self._live.get(unnumbered(stored), stored) if self._live else stored
 
     def copies(self, name: str) -> list[str]:

@@ -1,9 +1,9 @@
 """Pieces -> live tensors: what goes where, each element exactly once.
 
-A plan is made before a byte is written: for every wanted tensor the boxes that it still lacks are
-taken from one piece after the other until nothing is missing.  Its reads are then bound to memory.
-Chunks of images are put in any order, from any thread; at the end every element must have been
-written.
+The plan is complete before a byte is written.  For every wanted tensor, pieces give the boxes that
+it still lacks, one piece after the other, until nothing is missing.  Its reads are then bound to
+memory.  Chunks of images are put in any order, from any thread; at the end every element must have
+been written.
 """
 
 import bisect
@@ -28,12 +28,13 @@ from autockpt.executors.sharding.local_shard import LocalShard
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 
 MOST_RUNS = 64
-"""Of bytes that one piece gives to one tensor; what is cut finer is copied box by box."""
+"""The most runs of bytes from one piece to one tensor; more finely cut pieces are copied box by
+box."""
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What one piece gives to one tensor, before there is memory for it."""
+    """The part of one piece that goes to one tensor, before there is memory for it."""
 
     piece: Piece
     regions: tuple[tuple[Box, Box], ...] | None
@@ -62,7 +63,7 @@ class Want:
 
 @dataclass(slots=True)
 class Move:
-    """What one piece gives to one tensor."""
+    """The part of one piece that goes to one tensor."""
 
     want: Want
     piece: Piece
@@ -108,7 +109,7 @@ class Move:
 
 
 def _copy_runs(runs: list[tuple[int, int, int]], low: int, high: int, address: int) -> int:
-    """What the bytes [low, high) of the image at `address` hold of them; bytes copied."""
+    """Copy the runs' bytes in [low, high) of the image at `address`; return their number."""
     copied = 0
     for start, target, nbytes in runs:
         first, last = max(low, start), min(high, start + nbytes)
@@ -138,7 +139,7 @@ def _runs_of(
 
 
 def lacking(holding: LocalShard, pieces: Iterable[Piece]) -> list[Box]:
-    """What no piece gives of a part."""
+    """Return the boxes of a part that no piece gives."""
     missing = [box for box in holding.boxes if box.count]
     for piece in pieces:
         if piece.global_shape == holding.global_shape and missing:
@@ -198,7 +199,7 @@ def moves_for(want: Want, pieces: Sequence[Piece]) -> list[Move]:
 def _taken(
     piece: Piece, missing: list[Box], outer: Sequence[Box]
 ) -> tuple[list[tuple[Box, Box]], list[Box]]:
-    """(what a piece gives of the missing boxes of a part, what is missing after it)."""
+    """Return (the missing boxes that a piece gives, the boxes still missing after it)."""
     regions = []
     for box in piece.boxes:
         for lacking in list(missing):

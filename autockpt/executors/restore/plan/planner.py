@@ -317,8 +317,11 @@ class LoadPlanner:
         return {n: (of[n], sum(not p.declared for p in found)) for n, found in pieces.items()}
 
     def _pieces_for(self, name: str, holding: LocalShard) -> list[Piece]:
-        """The home shard's own first; of what others hold as well all of them choose the same
-        pieces, so that one of them reads for all."""
+        """The home shard's own come first.
+
+        If other ranks hold the tensor as well, all of them choose the same pieces, so that one rank
+        reads for all.
+        """
         passing = name in self._index.passing
         pieces = self._alike(name) if passing else self._stored.pieces(name)
         return sorted(pieces, key=lambda p: p.shard) if holding.holders else pieces

@@ -1,4 +1,4 @@
-"""What the shards of a generation hold: every stored tensor as a piece of a global one."""
+"""The tensors in a generation's shards: every stored tensor as a piece of a global one."""
 
 import math
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ class Piece:
     boxes: tuple[Box, ...]
     """In the order of its bytes."""
     declared: bool
-    """Somebody knew which part of what it is; else it is whole, and its rank's own."""
+    """The shard says which part of a global tensor it is; else it is whole, and its rank's own."""
 
     @property
     def nbytes(self) -> int:
