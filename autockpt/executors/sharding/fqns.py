@@ -37,10 +37,10 @@ def _leading(words: list[str]) -> int:
 
 
 class ModelNames:
-    """What the parameters, buffers and extra states of one model are called: `plain_fqn`, unless
-    that is the name of two things (`self.module.head` and `self.head`).
+    """Names of one model's parameters, buffers and extra states: mostly `plain_fqn`.
 
-    Those keep every `module` that not all names of the model begin with.
+    Two things with one such name (`self.module.head` and `self.head`) keep every `module` that not
+    all names of the model begin with.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:

@@ -11,10 +11,10 @@ from autockpt.values.errors import ConfigError
 def own_elements(tensor: torch.Tensor, holding: LocalShard) -> torch.Tensor:
     """The elements of this rank in the order of the boxes, without copying.
 
-    The local tensor of a DTensor, the partition of a ZeRO-3 parameter, without the padding at the
-    end that FSDP1's flat units, ZeRO-3 and padded vocabularies have (1-D then); else the tensor.
-    Of nothing but padding there is nothing.  Raises ConfigError when the memory does not fit the
-    holding, as that of a tensor that a wrapper has gathered.
+    That is the local tensor of a DTensor, the partition of a ZeRO-3 parameter, or the tensor.
+    Padding at the end is left out (the result is 1-D then): FSDP1's flat units, ZeRO-3 and padded
+    vocabularies have it.  Of nothing but padding there is nothing.  Raises ConfigError when the
+    memory does not fit the holding, as that of a tensor that a wrapper has gathered.
     """
     local: Any = tensor
     if hasattr(local, "to_local"):

@@ -1,8 +1,8 @@
 """What this rank holds of a live tensor: its part of the whole, and who holds the same part.
 
-DTensors say so themselves.  Of plain tensors only the wrapper knows (DDP, FSDP1, ZeRO): what a
-collector declares for a parameter also holds for the optimizer state that has its shape.  A plain
-tensor that nobody speaks for is whole and this rank's own.
+DTensors say so themselves.  For plain tensors only the wrapper knows (DDP, FSDP1, ZeRO).  A
+collector's declaration for a parameter also holds for optimizer state of the same shape.  A plain
+tensor without a declaration is whole and this rank's own.
 """
 
 import math
@@ -25,7 +25,7 @@ class LocalShard:
     boxes: tuple[Box, ...]
     """Disjoint; they follow one another in the memory of the local tensor."""
     holders: tuple[int, ...] = ()
-    """Ranks that hold the same bytes, ascending, this one among them; (): nobody else is known."""
+    """Ranks known to hold the same bytes, ascending, this one among them; (): only this one."""
 
     def __post_init__(self) -> None:
         if len(self.boxes) > MAX_BOXES:
@@ -54,7 +54,7 @@ def whole_of(tensor: torch.Tensor, holders: tuple[int, ...] = ()) -> LocalShard:
 
 
 def holding_of(tensor: torch.Tensor) -> LocalShard | None:
-    """What a distributed tensor says of itself; None for a plain one.
+    """Return the holding that a distributed tensor declares; None for a plain one.
 
     Raises ConfigError for one whose parts still have to be added up.
     """
@@ -78,8 +78,8 @@ def holding_of(tensor: torch.Tensor) -> LocalShard | None:
 
 
 _KNOWN: weakref.WeakKeyDictionary[Any, dict[Any, LocalShard]] = weakref.WeakKeyDictionary()
-"""By mesh, then by shape, placements and place: torch divides anew each time it is asked, and
-builds the tensor of the mesh, 0.4 ms in all, and hundreds of tensors are few of a kind."""
+"""By mesh, then by shape, placements and place.  At every query torch divides anew and builds the
+tensor of the mesh, 0.4 ms in all.  Hundreds of tensors share few kinds."""
 
 
 def _in_chunks(
@@ -104,7 +104,7 @@ def _same_part(mesh: Any, placements: Sequence[Any], here: Sequence[int]) -> tup
 
 
 def ranks_sharing(tensor: torch.Tensor, declared: LocalShard | None) -> int:
-    """Ranks among which a tensor is known to be divided or copied; 1 when nobody says."""
+    """Number of ranks known to share or copy a tensor; 1 when unknown."""
     mesh = getattr(tensor, "device_mesh", None)
     if mesh is not None:
         return int(mesh.size())
@@ -114,7 +114,7 @@ def ranks_sharing(tensor: torch.Tensor, declared: LocalShard | None) -> int:
 def follow(
     state: torch.Tensor, parameter: torch.Tensor, declared: LocalShard | None
 ) -> LocalShard | None:
-    """The holding of optimizer state; None: nobody knows.
+    """The holding of optimizer state; None: unknown.
 
     Its own, or that of its parameter when it has its shape.  A step count is the same wherever the
     parameter is, and all state is where the whole parameter is.

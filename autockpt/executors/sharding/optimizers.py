@@ -1,9 +1,9 @@
 """Optimizers whose state is divided over ranks while the parameters are not, or otherwise.
 
-torch's ZeroRedundancyOptimizer lists all parameters in its groups, steps those of this rank in an
-inner optimizer that holds their state, and broadcasts the results.  The division follows from the
-sizes of the parameters and the number of ranks: with another number a rank owns other parameters'
-state.  DeepSpeed's is seen through `ZeroView`.
+torch's ZeroRedundancyOptimizer lists all parameters in its groups.  It steps this rank's parameters
+in an inner optimizer that holds their state, and broadcasts the results.  The division follows from
+the sizes of the parameters and the number of ranks: with another number a rank owns other
+parameters' state.  DeepSpeed's is seen through `ZeroView`.
 """
 
 from collections.abc import MutableMapping
@@ -67,9 +67,9 @@ def state_holding(
     state: torch.Tensor,
     declared: LocalShard | None,
 ) -> LocalShard | None:
-    """What this rank holds of a tensor of optimizer state; None: nobody knows.
+    """Return this rank's holding of a tensor of optimizer state; None: unknown.
 
-    `declared`: what is known of the parameter, None for a DTensor, which says so itself.
+    `declared`: the known holding of the parameter, None for a DTensor, which declares its own.
     """
     known = None if declared is None else held_state(optimizer, parameter, declared)
     if isinstance(optimizer, ZeroView) and known is not None:

@@ -1,12 +1,12 @@
 """Bytes of the live state -> a slot, in the background: one thread, pieces, a counter.
 
-One copy thread of plain priority, memcpy in pieces of 4 MiB for contiguous host tensors (the GIL is
-released, Python is re-entered 180 times for 0.7 GB), one batched call for the many small tensors.
-Measured beside training: more threads, pacing or a lower priority all cost the training more, or
-the fence (a nice'd thread stays on a busy core: 50 ms became 400); long slices keep it out of the
-way of what wakes for a moment (`timeslice.py`), and stores past the caches halve what a copy takes
-on some machines (`memcpy_threshold.py`).  With a gate the pieces move in the windows of the
-iteration in which the training idles (`window_gate.py`).
+One copy thread of plain priority does all copies.  It copies contiguous host tensors by memcpy in
+pieces of 4 MiB: the GIL is released, and Python is re-entered 180 times for 0.7 GB.  Many small
+tensors take one batched call.  Measured beside training: more threads, pacing or a lower priority
+all cost the training or the fence more.  A nice'd thread stays on a busy core: 50 ms became 400.
+Long slices keep the copy out of the way of threads that wake for a moment (`timeslice.py`).  Stores
+past the caches halve the cost of a copy on some machines (`memcpy_threshold.py`).  With a gate the
+pieces move in the windows of the iteration in which the training idles (`window_gate.py`).
 """
 
 import ctypes
@@ -37,7 +37,7 @@ class CopyJob:
     tensors: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
     """(views of the slot, sources) when a plain memcpy cannot do it, or not well."""
     event: Any = None
-    """What a device copies by itself is only waited for: an event, or a `device.GatedCopy`."""
+    """A device's own copy is only waited for: an event, or a `device.GatedCopy`."""
 
 
 class ProgressCounter:
@@ -69,13 +69,13 @@ class CopyTask:
     jobs: list[CopyJob]
     publish: ProgressCounter
     gate: IdleWindowThrottle | None = None
-    """Asked before each piece; whoever waits for the copy makes it open."""
+    """Asked before each piece; a caller that waits for the copy makes it open."""
     use: WindowUse | None = None
-    """What the gate, whose `begin` was called, does with the bytes."""
+    """Use of the bytes by the gate, whose `begin` was called."""
     first: list[CopyJob] = field(default_factory=list)
     """Host tensors beside a device's: done before anything is waited for, not published."""
     last: Callable[["CopyTask"], None] | None = None
-    """Called on the copy thread when all is done or has failed; whoever waits waits for it too."""
+    """Called on the copy thread when all is done or has failed; waiting callers wait for it too."""
     stream: Callable[[Callable[[int], None]], None] | None = None
     """Copies instead of the jobs, and says which prefix of the image was copied."""
     copied: float = 0
@@ -86,7 +86,7 @@ class CopyTask:
 
 
 class CopyEngine:
-    """A thread that works through copies in order; the training thread waits for what it needs."""
+    """A thread that works through copies in order; the training thread waits for its own parts."""
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[CopyTask | None] = queue.SimpleQueue()
@@ -187,7 +187,7 @@ def run_jobs(
     *,
     gate: IdleWindowThrottle | None = None,
 ) -> None:
-    """Copies in order, when `gate` lets it; what a device copies by itself is only waited for."""
+    """Copy in order, when `gate` lets it; a device's own copies are only waited for."""
     for job in jobs:
         if job.event is not None:
             job.event.synchronize()
@@ -204,8 +204,8 @@ def run_jobs(
 def _wait_for_turn(gate: IdleWindowThrottle | None, nbytes: int) -> None:
     """Until the gate lets them pass, and the training has posted what it still had to post.
 
-    A window opens when a chunk ends, and where cores are short the thread that woke for it had the
-    core for milliseconds before the chunk's result was on its way to the rank that waits for it.
+    A window opens when a chunk ends.  Where cores are short, the copy thread that woke for it had
+    the core for milliseconds.  Only then was the chunk's result sent to the waiting rank.
     """
     if gate is not None:
         gate.wait(nbytes)

@@ -22,7 +22,7 @@ from autockpt.executors.state.tensor_index import Geometry, TensorIndex, address
 
 @dataclass(slots=True)
 class Part:
-    """What one optimizer changes."""
+    """The tensors that one optimizer changes."""
 
     tensors: dict[str, torch.Tensor]
     places: list[int]
@@ -55,7 +55,7 @@ class CopyPlan:
     """Addresses of all lazy tensors."""
     shares: Shares
     sources: dict[str, torch.Tensor]
-    """What is copied of each: the tensor itself, or the range of it that this rank stores."""
+    """The copied part of each: the tensor itself, or the range of it that this rank stores."""
     entries: list[Entry]
     """Their places, without empty ones."""
     parts: dict[str, Part]
@@ -94,7 +94,7 @@ def offsets_of(
 
 
 def boundary_key(boundary: dict[str, torch.Tensor], lazy_places: dict[int, None]) -> Any:
-    """What the layout depends on: forms, and which of them share memory with what.
+    """Return the inputs of the layout: forms, and the tensors that share memory.
 
     A tensor that stops sharing memory, or shares it with another one, must not stay an alias.
     """
@@ -114,7 +114,7 @@ def parts_of(
     tensors: dict[str, torch.Tensor],
     sources: dict[str, torch.Tensor],
 ) -> dict[str, Part]:
-    """By optimizer what it changes; `sources`: what is stored of each of the lazy `tensors`."""
+    """Return each optimizer's part; `sources`: the stored part of each of the lazy `tensors`."""
     ends = {entry.spec.name: entry.end for entry in layout.entries}
     ends |= {alias: ends[name] for alias, name in layout.aliases if name in ends}
     parts = {}
@@ -132,7 +132,7 @@ def parts_of(
 def tensors_now(
     recipe: CopyPlan, name: str, inventory: TensorIndex
 ) -> dict[str, torch.Tensor] | None:
-    """The tensors that stand where those of a part stood; None when it is the same ones.
+    """Return the tensors now in the place of a part's tensors; None when they are the same ones.
 
     Of this part only: what came to another one (its optimizer's first step) is not its business.
     """
@@ -146,7 +146,7 @@ def tensors_now(
 
 
 def copied_at_once(layout: Layout) -> list[tuple[Entry, int]]:
-    """Places and bytes of the boundary tensors; what is written as text is none of them."""
+    """Places and bytes of the boundary tensors, without the skeleton text."""
     entries = [entry for entry in layout.entries if not entry.spec.lazy]
     return [(e, e.spec.nbytes) for e in entries if e.spec.nbytes and e.spec.name != EXTRA]
 

@@ -1,12 +1,13 @@
 """Copies from a CUDA device: a side stream, events, and no wait on the training thread.
 
-The side stream follows everything the training stream has been given at the boundary; the training
-stream is made to wait for an event of it before the optimizer changes what is being copied.  Both
+The side stream follows all work that the training stream has at the boundary.  The training stream
+waits for an event of the side stream before the optimizer changes the tensors being copied.  Both
 waits are the device's: no call here blocks the thread that trains.  With enough free memory the
-state is cloned on the device first, at hundreds of GB/s, and nobody waits for the link at all.
+state is cloned on the device first, at hundreds of GB/s, and no thread waits for the link.
 
-Without a gate all copies are issued at the boundary.  With one the copy thread issues them piece by
-piece, one in flight at a time; what is left at a fence is issued there, at once and without a wait.
+Without a gate all copies are issued at the boundary.  With a gate the copy thread issues them piece
+by piece, one in flight at a time.  The fence issues the remaining pieces at once and without a
+wait.
 """
 
 import contextlib
@@ -48,7 +49,7 @@ class DeviceRead:
 
 
 class Copies(Protocol):
-    """What a copy that is held back needs of its device."""
+    """The device operations that a delayed copy needs."""
 
     def copy(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> Any:
         """Issues copies to host memory, from any thread; the event behind them."""
@@ -57,8 +58,8 @@ class Copies(Protocol):
 class GatedCopy:
     """A copy that a device is given piece by piece, in order.
 
-    The copy thread gives a piece when the gate lets it and waits for that piece before it asks for
-    the next; the fence gives all that is left.  Whoever comes second finds it given.
+    The copy thread gives a piece when the gate lets it, and waits for that piece before it asks for
+    the next.  The fence gives all remaining pieces.  The second of the two finds the pieces given.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class DeviceCopier:
     def has_room(self, nbytes: int) -> bool:
         """A clone of `nbytes` fits beside the reserve.
 
-        Blocks that the allocator holds and nobody uses count as free.
+        Unused blocks that the allocator holds count as free.
         """
         free, total = torch.cuda.mem_get_info(self._device)
         cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(
@@ -160,7 +161,7 @@ class DeviceCopier:
         return event
 
     def order(self, event: Any) -> None:
-        """What the training stream is given from now on happens after `event`."""
+        """Order all further work of the training stream after `event`."""
         torch.cuda.current_stream(self._device).wait_event(event)
 
     def read(self, values: torch.Tensor) -> DeviceRead:
@@ -205,7 +206,9 @@ def _unregister(address: int, device: int) -> bool:
 
 
 def _take_error() -> None:
-    """A call of the runtime that failed leaves its error to the next launch of its thread: to this
-    one, so that none of the training's gets it.  torch has nothing that asks for it."""
+    """Clear the error that a failed call of the runtime leaves to its thread's next launch.
+
+    This launch gets it instead of one of the training's.    torch has no call to read it.
+    """
     with contextlib.suppress(RuntimeError):
         torch.ones(1, dtype=torch.float32, device="cuda").add_(1)

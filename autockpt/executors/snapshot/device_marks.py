@@ -1,8 +1,9 @@
 """Where a device is in its iteration: marks of the training thread, told when it gets there.
 
 The training thread issues work ahead of its device, so when it enters a chunk says nothing of when
-the device idles.  A mark is an event of the training stream; a thread waits for the events in their
-order and tells the gate then, some ten microseconds late.  Who trains waits for nothing.
+the device idles.  A mark is an event of the training stream.  A thread waits for the events in
+their order and then tells the gate, some ten microseconds late.  The training thread waits for
+nothing.
 """
 
 import queue
@@ -21,12 +22,12 @@ class Marker(Protocol):
 
 
 class DeviceMarks:
-    """Tells `gate` what a `IdleWindowThrottle` is told; from the training thread."""
+    """Send `gate` the calls of an `IdleWindowThrottle`; used from the training thread."""
 
     def __init__(self, gate: IdleWindowThrottle, device: Marker) -> None:
         self._gate, self._device = gate, device
         self.error: Exception | None = None
-        """Why nothing is told any more: then everything passes the gate."""
+        """The reason why marks have stopped: then everything passes the gate."""
         self._marks: queue.SimpleQueue[tuple[Any, Callable[[], None]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._follow, name="autockpt-marks", daemon=True)
         self._thread.start()

@@ -1,9 +1,10 @@
 """The fence: nothing of a snapshot in flight may change before it was copied.
 
 `tensor._version` does not see fused optimizers, `.data` or numpy writes, so it is one signal of
-several.  The optimizer's pre-step hook waits for the copy; what slips past it is found by
-comparing, at the fence, version, pointer and identity of every tensor and four canary elements of
-each with those taken at the boundary, and the bytes of a rotating sample with the slot.
+several.  The optimizer's pre-step hook waits for the copy; comparisons at the fence find changes
+that slip past it.  They compare version, pointer and identity of every tensor, and four canary
+elements of each, with the boundary's.  They also compare the bytes of a rotating sample with the
+slot.
 """
 
 import ctypes
@@ -109,7 +110,7 @@ class StateProof:
     def changed(self, tensors: dict[str, torch.Tensor] | None = None) -> list[str]:
         """Names of tensors that moved, were replaced or changed since the boundary.
 
-        `tensors`: those that stand there now, when they may be others.
+        `tensors`: the tensors that stand there now, when they may be others.
         """
         differing, moved = self.compare(tensors)
         return list(dict.fromkeys([*differing, *moved]))
@@ -161,8 +162,11 @@ def _where(names: list[str], before: list[int], now: list[int]) -> list[str]:
 
 
 def canary_groups(tensors: dict[str, torch.Tensor]) -> list[CanaryGroup]:
-    """A few neighbouring elements from the middle of each tensor: contiguous views are 20 times
-    faster to gather than strided ones, and an update of a whole tensor changes any of them."""
+    """Return a few neighbouring elements from the middle of each tensor.
+
+    Contiguous views are 20 times faster to gather than strided ones, and an update of a whole
+    tensor changes any of them.
+    """
     groups: dict[tuple[object, ...], CanaryGroup] = {}
     with torch.no_grad():
         for name, tensor in tensors.items():

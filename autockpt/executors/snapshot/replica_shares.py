@@ -1,8 +1,8 @@
 """Replicated state is stored once per node: which part of it this rank takes, and that it is one.
 
 Ranks of one node share: each needs the slots of the others to go on from memory, and those live and
-die with it.  Two proofs stand behind every snapshot: holders name the same tensors (else the parts
-would not fit), and a few elements of each are equal (else these are no replicas: local SGD).
+die with it.  Two proofs stand behind every snapshot.  Holders name the same tensors, else the parts
+would not fit.  A few elements of each are equal, else these are no replicas (local SGD).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -81,7 +81,7 @@ class ReplicaGroup:
 
 @dataclass(slots=True)
 class Agreement:
-    """What one rank says of the state that it shares, at one boundary."""
+    """One rank's report of the state that it shares, at one boundary."""
 
     members: Members
     form: bytes

@@ -1,9 +1,9 @@
 """Live state -> slot: boundary tensors inside the stall, the rest under forward and backward.
 
-What to copy from where is worked out once and kept as long as the state consists of the same
-tensors at the same places; a snapshot then costs a comparison of those, the small tensors of the
-boundary and a start of the copy thread.  The state is copied part by part in the order in which
-optimizers step, so that each step waits only for what it is about to change.
+The copy plan is computed once and kept as long as the state consists of the same tensors at the
+same places.  A snapshot then costs a comparison of those tensors, the small tensors of the boundary
+and a start of the copy thread.  The state is copied part by part in the order in which optimizers
+step.  Each step waits only for the tensors that it will change.
 """
 
 import contextlib
@@ -95,16 +95,16 @@ class Snapshot:
     probed: dict[str, list[Entry]] = field(default_factory=dict)
     """By part, tensors that were kept at the boundary and are compared whole at its fence."""
     device_probe: DeviceProbe | None = None
-    """What was kept of them, when a device copies them."""
+    """The kept copies of them, when a device copies the state."""
     events: list[tuple[int, Any]] = field(default_factory=list)
-    """(end in the image, event behind it or `GatedCopy`) of what a device copies out of the live
+    """(end in the image, event behind it or `GatedCopy`) of a device's copies out of the live
     tensors."""
     cloned: bool = False
-    """What a device copies is a clone: the live tensors may change."""
+    """The device copies a clone: the live tensors may change."""
     late: list[Callable[[], list[str]]] = field(default_factory=list)
     """Comparisons that wait for a device."""
     replicas: list[Agreement] = field(default_factory=list)
-    """What is shared with other ranks, as it was at the boundary."""
+    """The state shared with other ranks, as it was at the boundary."""
     seen: bool = False
     """The copy thread has tried to prove all of it."""
     reading: bool = False
@@ -199,8 +199,8 @@ class Snapshotter:
     ) -> tuple[dict[str, torch.Tensor], bytes, frozenset[str]]:
         """(boundary tensors, skeleton as text, lazy tensors that are among the former).
 
-        Looked up once: behind a device the copy thread adds to `not_lazy`, and a tensor that is
-        lazy here and not there would be in no image at all.
+        Looked up once, because behind a device the copy thread adds to `not_lazy`.  A tensor that
+        is lazy here and not there would be in no image at all.
         """
         skeleton, boundary = self.state.extra(progress, rng=rng, inventory=inventory)
         held = frozenset(name for name in self.state.not_lazy if name in inventory.lazy)
@@ -289,10 +289,10 @@ class Snapshotter:
 
         `passage`: `arena` is no slot but a window that the image streams through.
 
-        `began` is called when the layout is known and nothing is copied yet; `completed` once, when
-        every byte is there and proven or the copy failed, mostly from the copy thread.  `rng`
-        replaces the random state of now.  Raises ConfigError when the state grew beyond `capacity`
-        bytes: a new layout needs new slots.
+        `began` is called when the layout is known and nothing is copied yet.  `completed` is called
+        once, mostly from the copy thread: when every byte is there and proven, or the copy failed.
+        `rng` replaces the random state of now.  Raises ConfigError when the state grew beyond
+        `capacity` bytes: a new layout needs new slots.
         """
         start = time.monotonic()
         counter = self.counters.of(slot)
@@ -396,7 +396,7 @@ class Snapshotter:
             raise task.error
 
     def _note(self, snapshot: Snapshot) -> None:
-        """What the tensors look like, which may change before they are copied."""
+        """Record the tensors as they are now, because they may change before they are copied."""
         for name, part in snapshot.recipe.parts.items():
             groups = [g for g in part.canaries if snapshot.may_tear(g.views[0])]
             snapshot.proofs[name] = StateProof(
@@ -441,7 +441,7 @@ class Snapshotter:
         return lazy
 
     def _keep_probes(self, snapshot: Snapshot) -> None:
-        """Copies the probed tensors at once: what is written before the others are copied shows."""
+        """Copy the probed tensors at once, to detect writes before the others are copied."""
         task, entries = snapshot.task, snapshot.recipe.entries
         jobs = list(task.jobs)
         for index in self._probe.next([job.nbytes for job in jobs]):
@@ -491,7 +491,7 @@ class Snapshotter:
         *,
         wait: bool,
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Copies the boundary group; (views of the slot, tensors) of what a device still has.
+        """Copy the boundary group; return (slot views, tensors) that a device still has to copy.
 
         `wait`: that too, now.  To read a device is to wait for all that it has been given.
         """
@@ -596,9 +596,9 @@ class Snapshotter:
     def fence(self, optimizer: torch.optim.Optimizer | None = None) -> list[str]:
         """Makes it safe to change what `optimizer` changes (None: everything).
 
-        Waits for host copies that are not done, makes a device wait for its own.  When nothing of
-        the snapshot is left to change `current` is None; then the names of tensors that changed too
-        early are returned, as far as they are known: [] if it is good or goes on.
+        Waits for host copies that are not done, makes a device wait for its own.  `current` is None
+        when nothing of the snapshot is left to change.  Then the result has the known names of
+        tensors that changed too early: [] if the snapshot is good or goes on.
         """
         snapshot = self.current
         if snapshot is None:
@@ -615,7 +615,7 @@ class Snapshotter:
         return snapshot.changed if self.current is None else []
 
     def abandon(self) -> None:
-        """Gives up what is in flight: no verdict, and nobody writes into its slot any more."""
+        """Give up the snapshot in flight: no verdict, and no more writes into its slot."""
         if self.current is not None:
             self.current.void, self.current.read_until_s = True, 0.0
         self.engine.wait()
@@ -629,7 +629,7 @@ class Snapshotter:
         return list(snapshot.proofs)
 
     def _wait_part(self, snapshot: Snapshot, part: Part) -> None:
-        """Until a part is in the slot; a device is told to wait, by itself."""
+        """Wait until a part is in the slot; a device waits by itself."""
         task = snapshot.task
         if not snapshot.recipe.on_device:
             self.engine.wait_for(lambda: task.copied >= part.end)
@@ -674,9 +674,9 @@ class Snapshotter:
     def _copied(self, snapshot: Snapshot) -> None:
         """On the copy thread, when the last byte is in the slot: later changes do no harm.
 
-        The sooner it is proven the sooner it counts.  What was added or replaced meanwhile is left
-        to the fence: the walk belongs to the training thread.  So is what only moved: reading its
-        state FSDP1 shows a parameter from other memory for a moment, and nobody wrote to it.
+        The sooner it is proven the sooner it counts.  Tensors added or replaced meanwhile are left
+        to the fence: the walk belongs to the training thread.  So are tensors that only moved:
+        while FSDP1's state is read, a parameter briefly has other memory, without a write.
         """
         recipe, task = snapshot.recipe, snapshot.task
         try:

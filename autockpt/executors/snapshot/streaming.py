@@ -1,7 +1,7 @@
 """Where no image fits in memory: live state -> a window of it -> storage, in the image's order.
 
-The slot is as large as the image and takes memory where it is written; the keeper gives each chunk
-back when it is on storage.  The copy stays within the window of what was given back.  So a fence
+The slot is as large as the image and takes memory only where it is written.  The keeper gives each
+chunk back when it is on storage.  The copy stays within the window of returned memory.  So a fence
 waits for storage, and no longer than `PATIENCE_S` without progress: then the save is given up and
 the training goes on.
 
@@ -44,15 +44,18 @@ class Passage:
         blocking: bool = False,
         patience_s: float | None = None,
     ) -> None:
-        """`gone` says why nobody gives memory back any more, "" while somebody does; `blocking`:
-        the training waits at the boundary until all is through; `patience_s`: `PATIENCE_S`."""
+        """Stream through `board`.
+
+        `gone` says why memory is not given back any more, "" while it is.  `blocking`: the training
+        waits at the boundary until all is through.  `patience_s`: None is `PATIENCE_S`.
+        """
         self._cells = board[: len(board) // 8 * 8].cast("Q")
         self._window_bytes, self._piece_bytes = window_bytes, window_bytes // 4
         self._gone = gone
         self._patience_s = PATIENCE_S if patience_s is None else patience_s
         self.blocking = blocking
         self._digests: dict[str, str] = {}
-        """By tensor, of what was copied."""
+        """By tensor, digests of the copied bytes."""
 
     def begin(self) -> None:
         """Nothing of this image was given back."""

@@ -7,13 +7,13 @@ memory bank in the forward) are found by two samples:
   is written behind the copy.
 * probes are kept as they are at the boundary and compared at the fence, whole.  The first ten
   snapshots probe a tenth of the bytes each, so that every tensor has had its turn then; later ones
-  a hundredth.  What is written in every iteration, be it one element, is found within ten
-  snapshots (within a hundred if that begins later) with certainty.
+  a hundredth.  A write in every iteration, even of one element, is found within ten snapshots with
+  certainty (within a hundred if it begins later).
 
-On the host a probe is copied into the slot at the boundary, where it has to come anyway: it costs
+On the host a probe is copied into the slot at the boundary, where it has to come anyway.  It costs
 that share of the copy as a stall, and a comparison beside the training.  On a device that has no
-clone of the state a probe is cloned there; where there is no room for the clone of a tensor, rows
-of it are drawn: of r changed rows one is found with probability 1 - (1 - f)^r, f the share drawn.
+clone of the state a probe is cloned there.  Where there is no room for the clone of a tensor, rows
+of it are drawn.  One of r changed rows is found with probability 1 - (1 - f)^r, f the share drawn.
 """
 
 import bisect
@@ -116,7 +116,7 @@ class DeviceProbe:
 
 
 def _drawn_rows(source: torch.Tensor, draw: random.Random) -> torch.Tensor | None:
-    """Rows of a tensor that is larger than what is drawn of one; None: all."""
+    """Draw rows of a tensor that is larger than `DRAWN_BYTES`; None: all."""
     rows = source.numel() // ROW_ELEMENTS
     count = DRAWN_BYTES // (ROW_ELEMENTS * source.element_size())
     if not source.is_contiguous() or rows <= count:

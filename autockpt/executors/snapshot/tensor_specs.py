@@ -1,4 +1,4 @@
-"""What an image is laid out from: name, form and place in the whole of every tensor."""
+"""The input of an image's layout: name, form and place in the whole of every tensor."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,8 +24,8 @@ def describe(
 ) -> tuple[list[TensorSpec], dict[str, str]]:
     """(specs, aliases): tensors on the same bytes are stored once, the first name wins.
 
-    `parts`: by name the optimizer that changes a tensor; `holdings`: by name which part of a whole
-    it is, when it is one; `ranges`: by name the elements of it that this rank stores, if not all.
+    `parts`: by name, the optimizer that changes a tensor.  `holdings`: by name, its part of a
+    whole, when it is one.  `ranges`: by name, the elements that this rank stores, if not all.
     """
     parts, holdings, ranges = parts or {}, holdings or {}, ranges or {}
     specs: list[TensorSpec] = []

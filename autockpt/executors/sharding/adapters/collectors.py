@@ -38,7 +38,7 @@ COLLECTORS: tuple[Callable[[torch.nn.Module], Found], ...] = (
     of_megatron,
     of_ddp,
 )
-"""Those that know more come first: DDP says only that its ranks are alike."""
+"""Collectors that know more come first: DDP shows only that its ranks are alike."""
 
 
 def declared(modules: Iterable[torch.nn.Module]) -> dict[int, LocalShard]:

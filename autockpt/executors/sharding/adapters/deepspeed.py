@@ -1,8 +1,8 @@
 """DeepSpeed ZeRO 1, 2 and 3: flat fp32 partitions, seen as slices of the model's parameters.
 
-Recognised by attributes, never imported.  ZeRO 1 and 2 keep the parameters whole on every rank and
-cut the flat fp32 copy and its optimizer state into ranges (`_hp_mapping` of a parameter is its part
-of this rank's range).  ZeRO 3 cuts every parameter by itself (`ds_tensor`) and lays the parts of a
+Recognised by attributes, never imported.  ZeRO 1 and 2 keep the parameters whole on every rank, and
+cut the flat fp32 copy and its optimizer state into ranges.  A parameter's `_hp_mapping` is its part
+of this rank's range.  ZeRO 3 cuts every parameter by itself (`ds_tensor`) and lays the parts of a
 group one after another.  What pads a range belongs to no part.
 
 The attributes were read in, and tried with, DeepSpeed 0.19.8 on CPU.
@@ -21,7 +21,7 @@ from autockpt.values.errors import ConfigError
 
 
 def of_deepspeed(module: torch.nn.Module) -> Iterator[tuple[torch.Tensor, LocalShard]]:
-    """Parameters of ZeRO 1 and 2 are copies, those of ZeRO 3 ranges; see `own_elements`."""
+    """Parameters of ZeRO 1 and 2 are copies, parameters of ZeRO 3 ranges; see `own_elements`."""
     for parameter in module.parameters():
         known: Any = parameter
         if hasattr(known, "ds_tensor"):
@@ -40,7 +40,7 @@ def is_zero(optimizer: object) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What a rank's flat partition holds of one parameter."""
+    """A rank's part of one parameter in its flat partition."""
 
     flat: torch.Tensor
     """The fp32 partition; the inner optimizer has its state by it."""

@@ -1,7 +1,7 @@
 """Units of FSDP2 that still hold their gathered parameters at a boundary.
 
-After a forward without a backward (an evaluation) the root unit keeps its parameters whole: the
-module then has plain tensors under their names, and not the DTensors that the optimizer steps.
+After a forward without a backward (an evaluation) the root unit keeps its parameters whole.  The
+module then has plain tensors under their names instead of the DTensors that the optimizer steps.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """Megatron's ShardedTensor: a module that tells with `sharded_state_dict` what its tensors are.
 
 Recognised by attributes, never imported: key, data, global_shape, global_offset, local_shape,
-prepend_axis_num, flattened_range.  Prepended axes number what the key does not, layers for
-instance: they become a part of the name, `decoder.layers.mlp.linear_fc1.weight[7]`, which is the
+prepend_axis_num, flattened_range.  Prepended axes number things that the key does not, such as
+layers.  They become a part of the name, `decoder.layers.mlp.linear_fc1.weight[7]`, which is the
 same on any pipeline stage.  A factory (SwiGLU) describes one parameter by several of them.
 `replica_id` counts copies and names no ranks: no other holder is known.
 
@@ -69,8 +69,8 @@ def _described(module: torch.nn.Module) -> Iterator[tuple[torch.Tensor, str, Loc
 def _joined(parameter: torch.Tensor, leaf: Any) -> tuple[str, LocalShard] | None:
     """(name, holding) of a ShardedTensor or a factory; None for one that needs a rule.
 
-    A factory may name its parts apart, or rearrange them: then the parameter is no part of one
-    global tensor in the order of its memory.
+    A factory may name its parts separately, or rearrange them.  Then the parameter is no part of
+    one global tensor in the order of its memory.
     """
     if not _is_factory(leaf):
         return placed(leaf)

@@ -1,8 +1,8 @@
 """DeepSpeed's optimizer as an optimizer of the model's parameters, state by state.
 
-DeepSpeed's inner optimizer knows flat partitions only.  Here every parameter has what its rank
-holds of its fp32 copy and of its state, as live views: read by a save, written by a restore.  The
-elements that pad a partition are in nobody's state; DeepSpeed never uses them.
+DeepSpeed's inner optimizer knows flat partitions only.  Here every parameter has its rank's part of
+its fp32 copy and of its state, as live views.  A save reads them, a restore writes them.  The
+elements that pad a partition belong to no state; DeepSpeed never uses them.
 """
 
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -84,7 +84,7 @@ class _Group(MutableMapping[str, Any]):
 
 
 class _States(MutableMapping[torch.Tensor, State]):
-    """Views of the partitions; what is put into it is copied into them."""
+    """Views of the partitions; values put into it are copied into them."""
 
     def __init__(self, zero: Any, parameters: list[torch.Tensor]) -> None:
         found = ((parameter, part_of(zero, parameter)) for parameter in parameters)

@@ -1,7 +1,7 @@
 """Which plain parameters of a rank are parts of what, and how they are called in the whole model.
 
 Rules, and modules that tell by themselves (Megatron), place a parameter: they know its part of a
-global tensor and its name there.  What a wrapper only divides keeps its name.
+global tensor and its name there.  A tensor that a wrapper only divides keeps its name.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,10 +39,10 @@ def placed_parameters(
     known: Declared,
     ruled: RankRules | None,
 ) -> dict[int, Placed]:
-    """By id of a parameter its place, of those that have one; names as rules see them.
+    """Return the place of each placed parameter by id; names as rules see them.
 
-    `models` by prefix without their wrappers, `attached` with them; `known` by wrappers.
-    Raises ConfigError for rules that do not fit, or that speak of what a wrapper divides.
+    `models` by prefix without their wrappers, `attached` with them; `known` by wrappers.  Raises
+    ConfigError for rules that do not fit, or that cover tensors that a wrapper divides.
     """
     found = dict(_told(attached, known))
     if ruled is not None:
@@ -104,5 +104,5 @@ def renamed(models: Mapping[str, torch.nn.Module], placed: Mapping[int, Placed])
 
 
 def with_places(known: Declared, placed: Mapping[int, Placed]) -> dict[int, LocalShard]:
-    """What is known of parameters, with the places that they have."""
+    """Return the known holdings of parameters, with the places that they have."""
     return {**known, **{number: place.holding for number, place in placed.items()}}

@@ -1,9 +1,9 @@
 """Rules for what geometry alone cannot say of plain tensors that differ by rank.
 
-A rule matches names of parameters and says how the parts make the whole; optimizer state that has
-the shape of its parameter follows it, whatever the optimizer is.  At most one rule matches a name.
-Along an axis that a rule does not name stand other parameters (the stages of a pipeline), unless
-the rules as a whole call it an axis of `copies`.
+A rule matches names of parameters and says how the parts make the whole.  Optimizer state that has
+the shape of its parameter follows it, for any optimizer.  At most one rule matches a name.  Along
+an axis that a rule does not name, ranks have other parameters (the stages of a pipeline).  The
+exception is an axis that the rules as a whole call an axis of `copies`.
 
 Source: Universal Checkpointing (ATC 2025), its patterns of parameters.
 """
@@ -52,7 +52,7 @@ class Expert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What is true of the parameters that one pattern matches."""
+    """The division of the parameters that one pattern matches."""
 
     match: str
     """fnmatch pattern of the whole name, or `re:` and a regular expression for all of it."""
@@ -103,7 +103,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """What a rule says of one live tensor."""
+    """The place that a rule gives to one live tensor."""
 
     name: str
     """Of the global tensor."""
@@ -166,8 +166,8 @@ class Rules:
     def require_used(self, names: Iterable[str], at: Coordinates | None = None) -> None:
         """Raises ConfigError for a rule that matches none of `names`, of all ranks together.
 
-        `at`: they are the names of this rank alone, and a rule counts only if all ranks have what
-        it matches: no axis is left along which other parameters stand.
+        `at`: they are the names of this rank alone.  A rule then counts only if all ranks have the
+        parameters it matches: no axis is left along which other parameters stand.
         """
         known = list(names)
         for rule in self.rules:
@@ -180,7 +180,7 @@ class Rules:
                 )
 
     def _others(self, rule: Rule, at: Coordinates) -> set[str]:
-        """Axes along which other ranks may have other parameters than those of a rule."""
+        """Return axes along which other ranks may lack the parameters of a rule."""
         several = {axis for axis, size in at.axes.items() if size > 1}
         return several - {*self.copies, *rule.replicated, *rule.divided}
 
