@@ -1,7 +1,8 @@
-"""What a file system states about direct I/O: statx(STATX_DIOALIGN), Linux 6.1 and newer.
+"""The direct I/O alignment of a file system: statx(STATX_DIOALIGN), Linux 6.1 and newer.
 
-It states the alignment of memory and of offsets, larger than a page on disks with large sectors, or
-0 where it takes no direct I/O for this file.  Many say nothing; there trying is all that is left.
+It states the alignment of memory and of offsets, which is larger than a page on disks with large
+sectors.  0 means that it takes no direct I/O for this file.  Many say nothing; there trying is all
+that is left.
 """
 
 import ctypes

@@ -1,13 +1,13 @@
 """Copies past the caches: from which size on glibc's memcpy uses non-temporal stores.
 
-They spare the third of the memory traffic that reads each line of the target before it is
-overwritten, and a checkpoint is not read again by the core that copies it.  glibc (2.36) uses them
-from three quarters of a hardware thread's share of the last cache on: 0.4 to 1.5 MB on most
-processors, by its own account.  In a virtual machine that is shown few cores and all of the host's
-cache the same rule gives hundreds of MB, and on some of them pieces of a checkpoint move at half
-the speed.  On others they move as fast, and then stores past the caches only take more of what
-cores share: products of matrices on another core of an EPYC lost twice as much beside them as
-beside usual copies.  So the machine is asked.
+Such stores save a third of the memory traffic: a usual store first reads each line of the target.
+The core that copies a checkpoint does not read it again.  By its own account, glibc (2.36) uses
+them above three quarters of a hardware thread's share of the last cache.  That is 0.4 to 1.5 MB on
+most processors.  A virtual machine may see few cores and all of the host's cache.  There the same
+rule gives hundreds of MB, and on some machines pieces of a checkpoint move at half the speed.  On
+others they move as fast, and stores past the caches only take more of the resources that cores
+share.  On an EPYC, matrix products on another core lost twice as much beside them as beside usual
+copies.  So the machine is asked.
 
 The bound is a tunable, read once when a process starts; so the launcher sets it for the trainers.
 
@@ -48,7 +48,7 @@ def chosen(
 def with_threshold(environ: Mapping[str, str]) -> dict[str, str]:
     """What to add to the environment of a process to be started; {}: it stays as it is.
 
-    Whoever has set the tunable keeps what was set.
+    A tunable that the user has set stays.
     """
     given = environ.get(VARIABLE, "")
     if platform.machine() != "x86_64" or TUNABLE in given:
@@ -57,7 +57,7 @@ def with_threshold(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def given_bytes(environ: Mapping[str, str]) -> int:
-    """The bound that an environment sets, whoever set it; 0: glibc's own rule holds."""
+    """The bound that an environment sets, of any origin; 0: glibc's own rule holds."""
     found = re.search(rf"{re.escape(TUNABLE)}=(0x[0-9a-fA-F]+|\d+)(:|$)", environ.get(VARIABLE, ""))
     return int(found[1], 0) if found else 0
 

@@ -2,7 +2,7 @@
 
 A memfd has no name, so nothing leaks and no mount limits it; it lives as long as one process holds
 its descriptor.  Fresh pages cost 5-8 times a copy into faulted ones (measured: 1.5-2.4 GB/s against
-12.5), so slots are allocated and faulted once, by the keeper, after the headroom was read: beyond a
+12.5).  So the keeper allocates and faults slots once, after it has read the headroom.  Beyond a
 cgroup limit an allocation is an OOM kill and not an error.
 """
 
@@ -61,8 +61,8 @@ READING_HUGE_MARK = PAGE_BYTES - 1
 class Arena:
     """A mapping of private or shared memory with its address; `view` is writable bytes.
 
-    The mapping lives as long as somebody holds a view of it.  From 2 MiB on it starts where a huge
-    page can.
+    The mapping lives as long as a view of it exists.  From 2 MiB on it starts where a huge page
+    can.
     """
 
     def __init__(self, nbytes: int, *, fd: int | None = None) -> None:
@@ -94,8 +94,8 @@ class Arena:
     def anonymous(cls, nbytes: int) -> "Arena":
         """Private, page-aligned, faulted memory, in huge pages where it is large enough.
 
-        A direct read into them takes a few long requests; the same read into scattered small pages
-        ran at half the speed (measured: 1.3 against 2.6 GB/s, virtio disk, 8 MiB).
+        A direct read into huge pages takes a few long requests.  The same read into scattered small
+        pages ran at half the speed (measured: 1.3 against 2.6 GB/s, virtio disk, 8 MiB).
         """
         arena = cls(max(PAGE_BYTES, page_align(nbytes)))
         arena.fault()
@@ -117,7 +117,7 @@ class Arena:
     def create_sparse(cls, nbytes: int, *, name: str) -> "Arena":
         """A new sealed memfd of at least `nbytes`, which takes memory where it is written.
 
-        Whoever writes into it asks `require_headroom` before.
+        A writer calls `require_headroom` before.
         """
         return cls._shared(max(PAGE_BYTES, page_align(nbytes)), name, fault=False)
 
@@ -149,7 +149,7 @@ class Arena:
     def fault(self) -> None:
         """Fills the page table of this mapping; a kernel without the call faults on first touch.
 
-        In steps: whoever else in this process maps memory waits for one of them.
+        It goes in steps, because other threads that map memory in this process wait for one step.
         """
         for start in range(0, self.nbytes, _FAULT_STEP_BYTES):
             count = min(_FAULT_STEP_BYTES, self.nbytes - start)
@@ -183,7 +183,7 @@ class Arena:
         self._advise(_MADV_REMOVE, start, self.nbytes - start if count is None else count)
 
     def let_go(self) -> None:
-        """Closes the descriptor; the mapping lives as long as somebody still copies into it."""
+        """Close the descriptor; the mapping lives as long as a thread copies into it."""
         if self.fd is not None:
             with contextlib.suppress(OSError):  # a script may have closed all that were open
                 os.close(self.fd)
@@ -208,15 +208,15 @@ def create_memfd(name: str) -> int:
 
 
 def seal(fd: int) -> None:
-    """Nobody changes the size of a memfd any more.  Raises OSError."""
+    """Fix the size of a memfd for ever.  Raises OSError."""
     fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
 
 
 def memory_to_read_in(ranks: int) -> Arena:
     """Where so many ranks read together: a table, and four usual chunks for each.
 
-    In huge pages where the system gives them, which takes a while: a direct read into small ones
-    ran at a third of the speed (measured: 0.9 against 2.8 GB/s, virtio disk, 8 MiB).  With two
+    The pages are huge where the system gives them, which takes a while.  A direct read into small
+    ones ran at a third of the speed (measured: 0.9 against 2.8 GB/s, virtio disk, 8 MiB).  With two
     chunks for each, four ranks on two cores took twice as long (measured: 1.3 against 0.57 s).
     Raises GuardError or OSError when the memory is not there.
     """
@@ -229,11 +229,11 @@ def memory_to_read_in(ranks: int) -> Arena:
 def gather_pages(arenas: Sequence[Arena]) -> None:
     """Makes huge pages of the small ones of shared memory, in the background, also while in use.
 
-    Most systems give shared memory small pages (`shmem_enabled` is "never").  Measured
-    (`make bench-pages`): a copy into huge ones takes 0.76 of the time, a digest 0.56, a direct
-    write 0.44 of the time and 0.13 of the CPU, mapping it once more 0.005.  Gathering takes 3 to
-    4 s/GB, mostly waiting: too long to wait for.  Pages that a device has registered stay as they
-    are.
+    Most systems give shared memory small pages (`shmem_enabled` is "never").  Measured (`make
+    bench-pages`): a copy into huge ones takes 0.76 of the time, a digest 0.56.  A direct write
+    takes 0.44 of the time and 0.13 of the CPU; mapping it once more takes 0.005.  Gathering takes 3
+    to 4 s/GB, mostly waiting: too long to wait for.  Pages that a device has registered stay as
+    they are.
     """
     held = [(arena, arena.view[:0]) for arena in arenas if arena.nbytes >= HUGE_BYTES]
     if held:

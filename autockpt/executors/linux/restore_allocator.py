@@ -1,11 +1,11 @@
 """Memory for the tensors that a restore makes: new, private, in huge pages, each tensor's own.
 
-The first touch of new memory is what a restore would spend its time on: 2-4 GB/s in small pages,
-but nearly the speed of a plain copy in huge ones (measured with two threads, the copy included:
-12.5 GB/s against 14).  malloc will not do: the header that it writes in front of every large block
-puts the 2 MB around it into small pages.  So the tensors of one restore are carved out of one
-mapping by whole pages, and every tensor gives its own pages back when it dies: none keeps another
-alive, and `torch.save` of one writes that one.
+Without it, a restore would spend its time on the first touch of new memory.  That runs at 2-4 GB/s
+in small pages, but at nearly the speed of a plain copy in huge ones.  Measured with two threads,
+the copy included: 12.5 GB/s against 14.  malloc will not do: the header that it writes in front of
+every large block puts the 2 MB around it into small pages.  So the tensors of one restore are
+carved out of one mapping by whole pages.  Every tensor gives its own pages back when it dies.  No
+tensor keeps another alive, and `torch.save` of one writes only that one.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ class RestoreAllocator:
     """Room for tensors of these sizes (bytes); nothing of it is there before it is written."""
 
     def __init__(self, sizes: list[int], ready: Callable[[int], int] = lambda nbytes: 0) -> None:
-        """`ready(nbytes)`: address of a mapping of so many bytes that somebody made, or 0."""
+        """`ready(nbytes)`: address of a prepared mapping of so many bytes, or 0."""
         self._left = sum(page_align(size) for size in sizes if size >= OWN_PAGES_BYTES)
         self._next = (ready(self._left) or map_memory(self._left)) if self._left else 0
 

@@ -1,12 +1,11 @@
 """Work beside the training gives way: its threads ask the kernel for long time slices.
 
-Between threads of one priority Linux hands a core over when a slice ends, and looks at that when
-its clock ticks: a thread of the training that wakes for a moment, to post a kernel or to pass a
-message on, waits up to 4 ms behind a copy.  Since Linux 6.12 a thread may ask for slices of its own
-length, and one that wakes with a shorter slice goes first at once.  The shares of the core stay
-what they were.
+Between threads of one priority Linux hands a core over when a slice ends, and checks that when its
+clock ticks.  A training thread that wakes to post a kernel or to pass a message on waits up to 4 ms
+behind a copy.  Since Linux 6.12 a thread may ask for slices of its own length, and one that wakes
+with a shorter slice goes first at once.  The shares of the core stay what they were.
 
-A lower priority is something else: a nice'd thread stays behind a busy one although another core is
+A lower priority does not help.  A nice'd thread stays behind a busy one although another core is
 free, and may hold the interpreter's lock meanwhile.
 
 Source: kernel/sched/fair.c (EEVDF, `PREEMPT_SHORT`), `sched_setattr(2)`; `make bench-timeslice`.
@@ -41,10 +40,10 @@ class _Attributes(ctypes.Structure):
 
 
 def ask_for_long_slices() -> bool:
-    """For the calling thread, and those that it starts from now on; True: the kernel gives them.
+    """Ask for the calling thread and its later threads; True: the kernel gives them.
 
-    Where it does not (older than 6.12, a container that forbids the call, a thread with a
-    scheduling policy of its own), everything stays as it was.
+    Otherwise everything stays as it was.  Kernels older than 6.12 and some containers refuse, and
+    threads with another scheduling policy are left alone.
     """
     attributes = _read(0)
     if attributes is None or attributes.policy not in _OF_FAIR:
@@ -57,7 +56,7 @@ def ask_for_long_slices() -> bool:
 
 
 def give_way() -> None:
-    """Whoever waits for this core has it first; the interpreter's lock is free meanwhile."""
+    """Let threads that wait for this core run first; the interpreter's lock is free meanwhile."""
     _libc.sched_yield()
 
 

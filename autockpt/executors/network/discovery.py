@@ -48,9 +48,9 @@ class KeeperAddress:
 
 
 def open_secret(checkpoints: str) -> bytes:
-    """The secret of the run, made by whoever comes first.
+    """Return the secret of the run, which the first caller makes.
 
-    Raises StorageError when somebody else could have read or written it.
+    Raises StorageError when another user could have read or written it.
     """
     folder = os.path.join(checkpoints, "control")
     path = os.path.join(folder, "secret")

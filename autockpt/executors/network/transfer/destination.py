@@ -12,9 +12,9 @@ class Destination(Protocol):
     """Where chunks go; called from several streams at once, until the fetch has ended, and never
     after `Transfer.abort` returned.
 
-    `place` gives the memory of a chunk, at most once a chunk, and does not block; after it comes
-    `keep` when the chunk is there and its digest is right, or `drop` when it never will be.
-    What raises ends the transfer.
+    `place` gives the memory of a chunk, at most once a chunk, and does not block.  After it comes
+    `keep` when the chunk is there and its digest is right, or `drop` when it never will be.  What
+    raises ends the transfer.
     """
 
     def place(self, number: int, nbytes: int) -> memoryview:
@@ -47,7 +47,7 @@ class SlotDestination:
         """It is in its place."""
 
     def drop(self, number: int, chunk: memoryview) -> None:
-        """Nobody reads a slot before it is sealed."""
+        """Do nothing: a slot is not read before it is sealed."""
 
 
 class Staging:

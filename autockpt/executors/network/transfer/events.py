@@ -1,7 +1,7 @@
 """How transfers end, told on the pool's own threads: facts, no decision.
 
-A fetch ends with exactly one of Fetched and TransferFailed, a connection that serves one with one
-of Served and TransferFailed; one that never came so far may be told as ConnectionRefused.
+A fetch ends with exactly one of Fetched and TransferFailed.  A connection that serves one ends with
+one of Served and TransferFailed.  A connection that ends earlier may give ConnectionRefused.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ Direction = Literal["fetch", "serve"]
 
 Fault = Literal["refused", "silent", "broken", "protocol", "corrupt", "aborted", "internal"]
 """refused: by the owner at either end, with the reason; silent: a deadline passed; broken: the
-connection ended; protocol: it said something outside the protocol; corrupt: bytes do not match;
-aborted: by the owner; internal: a bug or an owner's callback that raised."""
+connection ended.  protocol: it sent something outside the protocol; corrupt: bytes do not match;
+aborted: by the owner.  internal: a bug or an owner's callback that raised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Fetched(TransferEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served(TransferEvent):
-    """Somebody fetched chunks from us and has verified them."""
+    """Another node fetched chunks from us and has verified them."""
 
     root: str
     nbytes: int
@@ -54,7 +54,7 @@ class TransferFailed(TransferEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionRefused:
-    """Somebody connected and was sent away before a transfer began; at most one a second."""
+    """A client connected and was sent away before a transfer began; at most one a second."""
 
     where: str
     reason: str

@@ -5,9 +5,9 @@ Behind the keepers' handshake (purpose "transfer") a connection has one conversa
     who wants   Want   ->                      Verified  ->
     who has              <-  ImageIndex, chunks
 
-Both may say `Refused` instead.  A length is compared with what was asked for before anything is
-received: a chunk has exactly the bytes of its place in the image, a text at most `MAX_TEXT_BYTES`,
-an index at most what its number of chunks allows.  Nothing is unpickled.
+Both may say `Refused` instead.  Each length is compared with the request before anything is
+received.  A chunk has exactly the bytes of its place in the image, and a text has at most
+`MAX_TEXT_BYTES`.  The image's number of chunks limits its index.  Nothing is unpickled.
 """
 
 import json
@@ -24,7 +24,7 @@ from autockpt.values.record import from_data, parse_json, to_data
 
 MAX_TEXT_BYTES = 64 * 2**10
 MAX_CHUNKS = 2**20
-"""Of an image: bounds the index, and what is kept of the chunks that are to come."""
+"""The most chunks of an image: bounds the index, and the records of the chunks to come."""
 MAX_STREAMS = 16
 
 _HEADER = struct.Struct("!4sB3xIQ")
@@ -92,7 +92,7 @@ def numbers_of(spans: Iterable[Span]) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What an image is, known before its first byte comes."""
+    """The identity of an image, known before its first byte comes."""
 
     what: What = "image"
     """Of a rank's state, or of a parity segment (`rank` holds it)."""

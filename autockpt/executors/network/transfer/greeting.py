@@ -12,9 +12,10 @@ _LENGTH = struct.Struct("!I")
 
 
 def greet(stream: Stream, channel: Channel) -> Identity:
-    """Who is at the other end, proven.  Raises ProtocolError, Silent, EOFError, OSError.
+    """Return the proven identity of the other end.
 
-    Reads frame by frame, so that what follows the handshake stays in the socket.
+    Raises ProtocolError, Silent, EOFError, OSError.  Reads frame by frame, so that what follows the
+    handshake stays in the socket.
     """
     before_s = stream.until_s
     stream.until_s = min(before_s, time.monotonic() + HANDSHAKE_S)

@@ -1,9 +1,8 @@
-"""What the two ends of a transfer say, in order; one function or method a thread.
+"""The messages of a transfer's two ends, in order; one function or method a thread.
 
 Each runs on a thread of the pool, for one stream, and raises what went wrong: the transfer then
-ends for all of its threads.  Digests are taken by the stream's own thread, without the
-interpreter's lock, while the chunk is still in cache; meanwhile the kernel and the other streams
-receive on.
+ends for all of its threads.  The stream's own thread takes digests, without the interpreter's lock,
+while the chunk is still in cache.  Meanwhile the kernel and the other streams go on receiving.
 """
 
 import threading

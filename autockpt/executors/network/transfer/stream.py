@@ -122,7 +122,7 @@ class Stream:
     def drain(self) -> None:
         """Waits until the other end has every byte that was sent.  Raises Silent, OSError.
 
-        What is queued still uses the link.
+        Queued bytes still use the link.
         """
         deadline, left = self._deadline(), array.array("i", [1])
         ended = select.poll()

@@ -29,7 +29,7 @@ _FAULTS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Faul
 
 
 class Transfer:
-    """What the owner holds of a transfer; `abort` may be called from any thread but its own."""
+    """The owner's handle of a transfer; `abort` may be called from any thread but its own."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class Transfer:
     def abort(self, reason: str) -> None:
         """Ends it.  When this returns, its memory at this end is neither read nor written.
 
-        What lies in the kernel's queues is thrown away with the connection; should a page still be
-        on its way to a wire, the other end has lost the connection or finds a wrong digest.
+        Bytes in the kernel's queues are thrown away with the connection.  Should a page still be on
+        its way to a wire, the other end has lost the connection or finds a wrong digest.
         """
         self._note("aborted", reason)
         self.lease.revoke(reason)
