@@ -139,7 +139,7 @@ def _settle() -> None:
 
 
 def raise_descriptor_limit() -> None:
-    """To what the system allows this process: one connection a node is more than the usual 1024."""
+    """Raise it to the system's limit: one connection a node is more than the usual 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,4 +1,4 @@
-"""What the keeper writes down: telemetry of the node and the failure log of the run."""
+"""Record the telemetry of the node and the failure log of the run."""
 
 import json
 import os
@@ -66,7 +66,7 @@ class EventRecorder:
         self._failing: set[int] = set()
         """Ranks that the script's own exception is ending."""
         self._inherited = self.outage is not None
-        """The outage was found at birth and nobody has confirmed it yet."""
+        """The outage was found at birth and is not confirmed yet."""
 
     def close(self) -> None:
         """Everything told is in the files."""
@@ -78,7 +78,7 @@ class EventRecorder:
             self.outage, self._inherited = None, False
 
     def _tell_inherited(self, outage: Outage) -> None:
-        """Trainers and keeper died together: nobody was left to say so."""
+        """Report that trainers and keeper died together."""
         self._writer.emit(
             t.FailureObserved(
                 at_s=outage.began_s, rank=KEEPER, what="+".join(sorted(outage.what)),

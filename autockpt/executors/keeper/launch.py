@@ -106,7 +106,7 @@ def release_keeper(run_directory: str, node: int, *, wait_s: float = 60.0) -> bo
 
 
 def keeper_status(run_directory: str, node: int) -> Status | None:
-    """What the keeper says, or None when none answers."""
+    """Return the keeper's status, or None without an answer."""
     try:
         connection = connect(run_directory, node, timeout_s=ANSWER_S)
     except OSError:

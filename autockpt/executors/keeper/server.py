@@ -165,12 +165,12 @@ class Keeper:
         self._is_removed = False
         """The directories of run and checkpoints are gone, as of the last look."""
         self._all_finished = False
-        """The last trainer ended by itself: nobody will come back."""
+        """The last trainer ended by itself: no trainer will come back."""
         self._local: deque[p.WireMessage] = deque()
         self._gathering: Gathering | None = None
         self._standing = Standing()
         self._troubles: dict[Generation, str] = {}
-        """What the storage said of generations on their way there."""
+        """The storage's errors for generations on their way there."""
         self._status = StatusFile(run_directory)
         self._endpoint = StatusEndpoint(
             os.path.basename(run_directory), os.environ.get(METRICS_PORT, ""), self._log
@@ -257,12 +257,12 @@ class Keeper:
         return lonely > (LINGER_S if self._had_trainers else FIRST_TRAINER_S)
 
     def _look_for_run(self) -> None:
-        """On the disk's thread, which may hang: whether somebody removed the run under us."""
+        """On the disk's thread, which may hang: whether the run's directories were removed."""
         places = (self._directory.path, self._run_directory)
         self._is_removed = not any(map(os.path.isdir, places))
 
     def _settled(self) -> bool:
-        """Nobody here waits for anything, on this node or another one."""
+        """Nothing here waits any more, on this node or another one."""
         node = self._protocol.state
         if self._s.trainers or node.unsettled or not self._disk.idle:
             return False
@@ -337,7 +337,7 @@ class Keeper:
             trainer.process = None
 
     def _ended(self, connection: wire.Connection) -> None:
-        """Its process is gone; what that has said is heard."""
+        """Its process is gone; read its last messages first."""
         while connection.sock.fileno() >= 0 and _is_ready(connection.sock.fileno()):
             self._readable(connection)
         self._closed(connection)
@@ -459,7 +459,7 @@ class Keeper:
             self._expect_to_read(attach)
 
     def _expect_to_read(self, attach: p.TrainerAttached) -> None:
-        """What is not in the memory of this node its ranks will read from storage."""
+        """Prepare for ranks of this node to read from storage if memory lacks their state."""
         here = attach.nodes.count(self._node)
 
         def prepare() -> None:
@@ -572,7 +572,7 @@ class Keeper:
         self._lonely_since = time.monotonic()
 
     def _allocate(self, trainer: Trainer, wanted: wire.SlotsWanted) -> None:
-        """New slots; before the term is open nobody knows what of the old ones has to stay."""
+        """New slots; before the term is open it is unknown which of the old ones have to stay."""
         if self._protocol.state.phase != "open":
             trainer.wanted = wanted
             return
@@ -814,7 +814,7 @@ class Keeper:
         self.post(tell)
 
     def _fence(self, fence: p.FenceTrainer) -> None:
-        """Those it is meant for, and nobody who has come in their place."""
+        """Send to the fenced trainers only, not to their successors."""
         for trainer in [*self._s.trainers.values(), *self._s.replaced]:
             if (trainer.rank, trainer.attach.incarnation) == (fence.rank, fence.incarnation):
                 self._send(trainer, fence)
@@ -846,7 +846,7 @@ class Keeper:
             self._gathering = None
 
     def _lend_chunks(self, trainer: Trainer, wanted: wire.ChunksWanted) -> None:
-        """What a rank gathers, from here or brought here."""
+        """Lend the chunks that a rank gathers, from here or brought here."""
 
         def send(lent: wire.ChunksLent, arena: Arena | None) -> None:
             fd = None if arena is None else arena.fd
@@ -1022,8 +1022,10 @@ _ENDS: dict[str, Literal["finished", "interrupted"]] = {
 
 
 def _may_replace(new: p.TrainerAttached, old: p.TrainerAttached) -> bool:
-    """Of two live processes with one rank the later round of the launch is right; of running ones,
-    which come to a new keeper, that of the newer term."""
+    """Of two live processes with one rank the later round of the launch is right.
+
+    Of two running ones that come to a new keeper, the newer term is right.
+    """
     if new.term is not None and old.term is not None:
         return new.term > old.term
     same_launch = new.incarnation.launch_id == old.incarnation.launch_id
@@ -1053,7 +1055,7 @@ def _is_ready(fd: int) -> bool:
 
 
 def _without_figures(reason: str) -> str:
-    """Two rounds may fail for one reason with other figures in it: it is said once."""
+    """Remove figures, so that two rounds that fail for the same reason give one message."""
     return re.sub(r"[\d.]+", "#", reason)
 
 
@@ -1079,7 +1081,7 @@ def _may_say(
 
 
 def retention_in_force(run_directory: str) -> Retention:
-    """What the goal keeps; fewer where the plan in force says that its quota holds no more."""
+    """Return the goal's retention; fewer if the plan in force says that its quota holds no more."""
     goal = _read(run_directory, "goal.json", Goal) or Goal()
     if goal.limits.disk_bytes is None:
         return goal.retention

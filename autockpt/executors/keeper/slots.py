@@ -1,4 +1,4 @@
-"""The memory a keeper holds for its ranks: slots, boards, and what is sealed in them."""
+"""The memory a keeper holds for its ranks: slots, boards, and sealed images."""
 
 import os
 from dataclasses import dataclass, field
@@ -24,12 +24,11 @@ CELL_STEP, CELL_STEP_NS, CELL_STARTED_NS, CELL_STARTED_STEP = 2, 3, 4, 5
 """Cells of the board, 64 bits each: step of the newest boundary, its CLOCK_MONOTONIC in ns, and
 when and at which step this process began."""
 CELL_SPREAD, CELL_MARKED = 6, 7
-"""Iterations that copies to other nodes may take, 0 where nobody marks; and how many marks were
-made."""
+"""Iterations that copies to other nodes may take, 0 without marks; and the number of marks made."""
 CELL_DRAINED = 8
 """Prefix of a streamed image whose memory was given back; written by the keeper."""
 CELL_BEAT_NS, CELL_BEATS, CELL_DOING = 9, 10, 11
-"""Newest sign of progress (CLOCK_MONOTONIC in ns), their number, and what the rank does
+"""Newest sign of progress (CLOCK_MONOTONIC in ns), their number, and the rank's activity
 (`hangs.pace.DOINGS`)."""
 CELL_HELD = 12
 """Step of the boundary whose state the rank has, from its record on to the next change; else 0."""
@@ -53,7 +52,8 @@ class RankMemory:
     chunk_bytes: int = 0
     trailer_bytes: int = 0
     room: Room | None = None
-    """What it was given; a streamed image has one slot whose pages are given back behind it."""
+    """The memory it was given; a streamed image has one slot whose pages are given back behind
+    it."""
     note: str = ""
     """Why it was given less than it asked for; empty: it was not."""
 
@@ -75,7 +75,7 @@ class RankMemory:
         return self.slots[0].nbytes - self.trailer_bytes if self.slots else 0
 
     def take_board(self, board: Arena | None) -> None:
-        """From now on progress is read there.  Whoever reads the one before may finish."""
+        """From now on progress is read there.  A reader of the former board may finish."""
         if self.board is not None:
             self.board.let_go()
         self.board = board
@@ -149,7 +149,7 @@ class RankMemory:
         return None
 
     def held(self, run_id: str) -> tuple[HeldShard, ...]:
-        """What the protocol is told about adopted memory."""
+        """Return the adopted memory for the protocol."""
         return tuple(
             HeldShard(
                 rank=self.rank, slot=slot, generation=index.generation, step=index.step,
@@ -219,9 +219,9 @@ class MemoryTable:
     def allocate(self, wanted: SlotsWanted, *, sharers: int = 1) -> RankMemory:
         """New slots for a rank, or a window where none fits; replaces what it had.
 
-        `sharers`: ranks of this node that are still to be given theirs, this one included: what is
-        left is divided among them.  Raises GuardError where the policy does not allow even the
-        least, NoRoomError where the host has no room for it.
+        `sharers`: ranks of this node that are still to be given theirs, this one included; they
+        share the remaining room.  Raises GuardError where the policy does not allow even the least,
+        NoRoomError where the host has no room for it.
         """
         memory = self.of(wanted.rank)
         memory.close_slots()
@@ -276,7 +276,7 @@ class MemoryTable:
         return True
 
     def fits_whole(self, wanted: SlotsWanted, *, sharers: int = 1) -> bool:
-        """Whether there is room for all that a rank wants, in the place of what it has."""
+        """Whether there is room for all that a rank wants, in place of its old slots."""
         self.of(wanted.rank).close_slots()
         room = self._find(wanted, headroom(), sharers)
         return room is not None and room.slots == wanted.slots

@@ -1,7 +1,7 @@
-"""Whether checkpoints reach the disk, and when a person is told: at once, then at growing pauses.
+"""Whether checkpoints reach the disk, and when to warn: at once, then at growing pauses.
 
-Pure: times come in, sentences go out.  One that is not said would be the first word of a lost run;
-one at every failed save would be read by nobody.
+Pure: times come in, sentences go out.  Without a warning, the lost run would be the first sign.
+Warnings at every failed save would be ignored.
 """
 
 from autockpt.values.degradation import DegradedTier

@@ -25,8 +25,8 @@ SCRUB_WAITING = 3
 """So many unread generations hurry the one that is read: each of them is a state on disk."""
 AGAIN_CHECK_S = 600.0
 SCRUB_AGAIN_S = 86400.0
-"""What was read back this long ago is read again, one generation at a time, the longest ago first.
-By the wall clock: a jump makes it sooner or later, and nothing else."""
+"""A generation read back this long ago is read again, one generation at a time, the longest ago
+first.  By the wall clock: a jump makes it sooner or later, and nothing else."""
 
 
 class _Claims:
@@ -73,8 +73,8 @@ class DiskWorker:
 
     Verification runs on a thread of its own: it is long and must not delay a commit.  Of several
     generations that wait for it only the newest is read: once that is verified the others may go.
-    Reading back costs as much CPU as the save did, so it goes slowly, but never lets more than a
-    few generations wait: they stay on disk meanwhile.
+    Reading back costs as much CPU as the save did, so it goes slowly.  It never lets more than a
+    few generations wait, because they stay on disk meanwhile.
     """
 
     def __init__(
@@ -87,8 +87,11 @@ class DiskWorker:
         scrubbed: Callable[[VerifyResult, float], None] = lambda result, scrub_s: None,
         replaced: Callable[[p.Incarnation], bool] = lambda incarnation: False,
     ) -> None:
-        """`deleted` and `scrubbed` hear, on a thread of ours, what was removed and read back;
-        `replaced` says there whether this keeper has let another incarnation in since."""
+        """`deleted` and `scrubbed` receive, on a thread of ours, the generations removed and read
+        back.
+
+        `replaced` says there whether this keeper has admitted another incarnation since.
+        """
         self._directory = directory
         self._run_id = run_id
         self._post = post
@@ -97,7 +100,7 @@ class DiskWorker:
         self._scrubbed = scrubbed
         self._replaced = replaced
         self.scrub_gate = RateLimiter(SCRUB_BYTES_PER_S)
-        """What a scrub asks before each chunk."""
+        """The limit that a scrub waits for before each chunk."""
         self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
         self._pulses: queue.Queue[Callable[[], None]] = queue.Queue()
         self._scrubs: queue.SimpleQueue[Generation] = queue.SimpleQueue()
@@ -156,8 +159,10 @@ class DiskWorker:
             self._pulses.put(lambda: self._pulse(term))
 
     def _pulse(self, term: int) -> None:
-        """Beside a job that takes long, as the deletion of a large checkpoint does: a launch on
-        another machine takes a holder for dead whose heart stands still."""
+        """Pulse beside a long job, such as the deletion of a large checkpoint.
+
+        Without a heartbeat, a launch on another machine takes the holder for dead.
+        """
         with contextlib.suppress(AutockptError, OSError):
             if self._directory.holds(term):
                 self._directory.heartbeat(term)
@@ -282,7 +287,7 @@ class DiskWorker:
                 self._tell(error)
 
     def _newest_waiting(self) -> Generation | None:
-        """The newest of those that wait; None when nobody does for long.
+        """The newest waiting generation; None when none comes for long.
 
         A keeper that was never asked waits on.
         """

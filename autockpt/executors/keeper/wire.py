@@ -41,14 +41,14 @@ class Hello:
     rank: int
     attach: protocol.TrainerAttached
     launcher_pid: int
-    """Who started it; its own where nobody did."""
+    """The process that started it; its own pid if no launcher did."""
     slots_held: int
     """Slot descriptors that come with this message, behind the board's; 0 at the first start."""
     slot_chunk_bytes: int
     slot_image_bytes: int
     """Image capacity of the slots held."""
     control_host: str = ""
-    """Where the keeper listens for those of other nodes; empty: there are none."""
+    """Address where the keeper listens for the keepers of other nodes; empty: there are none."""
     launched: bool = False
     """By `autockpt run`, which writes itself how the run ended."""
 
@@ -115,7 +115,7 @@ class ReadingMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatheringBegan:
-    """What there is to gather; ahead of the order to restore."""
+    """The shards to gather; sent ahead of the order to restore."""
 
     rank: int
     layouts: tuple[str, ...]
@@ -180,8 +180,8 @@ class SnapshotBegan:
     streaming: bool
     codec: str
     class_ranges: str = "[]"
-    """[[start, stop, kind code, group], ...] of what the codec applies to; empty: everything.
-    As text: hundreds of them are the same at every boundary, where the training waits."""
+    """[[start, stop, kind code, group], ...] that the codec applies to; empty: everything.  As
+    text: hundreds of them are the same at every boundary, where the training waits."""
     chain: int = 0
     """Generations that a reader may need beside this one; 0: the save stands alone."""
     at_s: float = 0.0
@@ -208,7 +208,7 @@ class SnapshotCopied:
     rank: int
     generation: Generation
     replicas: tuple[protocol.ReplicaProof, ...] = ()
-    """What its rank shares with others of the node, to be compared with what they say."""
+    """The state its rank shares with others of the node, to be compared with their reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,7 +332,7 @@ class SendShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbandonExchange:
-    """Nobody needs it any more: stop reading the slot, or writing the memory."""
+    """The exchange is not needed any more: stop reading the slot, or writing the memory."""
 
     rank: int
     exchange: str
@@ -447,7 +447,7 @@ class Connection:
         """Reads once and returns the whole messages so far, each with its descriptors.
 
         Raises ProtocolError for a malformed frame and EOFError when the peer closed; descriptors
-        that nobody got are closed.
+        without a receiver are closed.
         """
         size = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
         data, ancillary, _, _ = self.sock.recvmsg(2**18, size, socket.MSG_CMSG_CLOEXEC)
@@ -479,7 +479,7 @@ class Connection:
         return messages
 
     def close(self) -> None:
-        """Closes the socket and descriptors nobody took; scripts may have closed them before."""
+        """Close the socket and untaken descriptors; scripts may have closed them before."""
         self._close_descriptors()
         with contextlib.suppress(OSError):
             self.sock.close()
@@ -552,9 +552,10 @@ def keeper_directory(run_directory: str, node: int) -> str:
     """The 0700 directory of a keeper's socket and lock; created if missing.
 
     In `keepers_directory()`: a run directory may be on a network file system.  Any user may take
-    that name in /tmp first; then it is in the run directory, and stays there as long as it exists,
-    so that all processes of a run find the same one.  A keeper that runs has noted its directory in
-    the run's: the next start may have another TMPDIR.  Raises ProtocolError when there is neither.
+    that name in /tmp first.  Then the directory is in the run directory.  It stays there as long as
+    it exists, so that all processes of a run find the same one.  A keeper that runs has noted its
+    directory in the run's: the next start may have another TMPDIR.  Raises ProtocolError when there
+    is neither.
     """
     beside = os.path.join(os.path.realpath(run_directory), f"keeper-{_boot()}-{node:03d}")
     if is_ours_alone(beside):

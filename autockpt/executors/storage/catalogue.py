@@ -1,4 +1,4 @@
-"""Checkpoint directories for people and tools: what is there, and is it whole?
+"""Checkpoint directories for people and tools: list the checkpoints and verify them.
 
 Reads only.  Works on the directory of a live run.
 """
@@ -31,7 +31,7 @@ from autockpt.values.generation import Generation
 READERS = 4
 """Threads of a restore: while some digest and copy, the others keep the storage busy."""
 MOST_BASES = 16
-"""In a row; whoever writes keeps far fewer (`TierPlan.chain`)."""
+"""The most bases in a row; writers keep far fewer (`TierPlan.chain`)."""
 _NOW = Unlimited()
 _NO_FILE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR)
 """The file is not there, or something else is: asking again will not help."""
@@ -69,7 +69,7 @@ class VerifyResult:
     """Raw bytes that matched."""
     shards: int
     problems: tuple[str, ...]
-    """One sentence each: file, rank, what was expected and found."""
+    """One sentence each: file, rank, expected and found value."""
     sick: str = ""
     """Whole, but a tensor holds NaN: rank and name; see `health`."""
     damaged: bool = False
@@ -258,7 +258,7 @@ class ShardFileSource:
         return 1 + (0 if self._base is None else self._base._levels)
 
     def expect(self, chunks: Sequence[int]) -> None:
-        """Nothing: whoever reads has threads enough."""
+        """Do nothing: the reader has threads enough."""
 
     def read(
         self, chunk: int, memory: memoryview,
@@ -309,7 +309,7 @@ class ShardFileSource:
         return base.read(chunk, memory)
 
     def close(self) -> None:
-        """Closes the file, and those of its bases."""
+        """Close the file, and the files of its bases."""
         if self._base is not None:
             self._base.close()
         self._reader.close()

@@ -243,7 +243,7 @@ class CheckpointDirectory:
         return known and mine is not None and _start_of(mine) != _start_of(claim)
 
     def go_on(self, term: int, run_id: str, launch_id: str, restart_round: int) -> None:
-        """A new keeper of a running term: the claim may be gone with what was in the directory.
+        """A new keeper of a running term: the claim may be gone with the directory's contents.
 
         Raises GuardError when a newer term exists, StorageError.
         """
@@ -320,7 +320,7 @@ class CheckpointDirectory:
         )
 
     def release(self, term: int) -> None:
-        """The holder is done though its process lives on: whoever comes next may claim at once."""
+        """The holder is done though its process lives on: the next run may claim at once."""
         with contextlib.suppress(OSError):
             self._place.write(self._left(term), b"")
 
@@ -427,7 +427,7 @@ class CheckpointDirectory:
             raise self._gone(term, "so nothing is committed there")
 
     def _require_bases(self, records: tuple[Record, ...]) -> None:
-        """What the shards are stored as differences to may have been removed by somebody."""
+        """Raise StorageError if a shard's base, which another process may remove, is gone."""
         for name in {str(record["base"]) for record in records if record.get("base")}:
             commit = os.path.join(self.path, name, "COMMIT")
             with _storage("look for", commit):
@@ -596,8 +596,10 @@ class CheckpointDirectory:
 
     def trash_unfinished(self, term: int) -> None:
         """Trashes what incarnations before `term` left without a COMMIT: now that it is claimed,
-        none of it can become durable.  What a person set aside stays; so does what cannot be
-        removed."""
+        none of it can become durable.
+
+        Generations that a person set aside stay, and so do files that cannot be removed.
+        """
         with contextlib.suppress(StorageError):
             for name in _names(self.path):
                 with contextlib.suppress(AutockptError, OSError):  # no generation, or committed
@@ -710,8 +712,10 @@ def read_small(path: str, *, limit: int = MAX_RECORD_BYTES) -> bytes:
 
 
 def _twice(read: Callable[[], _T]) -> _T:
-    """What `read` gives; a storage that fails for a moment must not cost a generation, which is
-    abandoned for ever when an older one is resumed.  Raises like `read`."""
+    """Return the result of `read`, tried twice: a brief storage failure must not cost a generation.
+
+    A generation is abandoned for ever when an older one is resumed.  Raises like `read`.
+    """
     try:
         return read()
     except FileNotFoundError:
@@ -761,7 +765,7 @@ def lossy_notice(what: str, lost: str) -> str:
 
 
 def lossy_mark(records: Iterable[Mapping[str, Any]]) -> str:
-    """What the shards of a COMMIT say was lost before they were written; "" for nothing."""
+    """Return the losses that a COMMIT's shards record, before they were written; "" for none."""
     return next((str(record["lossy"]) for record in records if record.get("lossy")), "")
 
 
@@ -827,7 +831,7 @@ def _listed(path: str) -> tuple[list[str], frozenset[str]]:
 
 
 def _plain(name: str) -> str:
-    """A name in the generation's folder, whatever a COMMIT says."""
+    """Return a name in the generation's folder, for any name in a COMMIT."""
     return os.path.basename(name) or "none"
 
 

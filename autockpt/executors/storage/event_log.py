@@ -1,7 +1,7 @@
 """Appends telemetry events to a file per process: one JSON line and one write each.
 
-The writes happen on a thread of their own: beside a keeper's fsync an append to the same file
-system was seen to wait 10 ms for the journal, and the training thread has 20 us.
+The writes happen on a thread of their own, because the training thread has only 20 us.  Beside a
+keeper's fsync, an append to the same file system once waited 10 ms for the journal.
 """
 
 import contextlib

@@ -1,10 +1,10 @@
 """Shard files of retired generations, kept for their blocks.
 
-Writing over blocks that a file has is 1.7 times as fast as into new ones (no extents to convert,
-less journal), and nothing has to be freed.  What comes here was listed by a COMMIT that is durably
-gone, so no restore can want it; a power cut in the middle of the next write leaves a generation
-without a COMMIT, which is trash under either name.  Whether somebody outside still reads a file is
-asked when it is taken (persist.ImageFile).
+Overwriting a file's existing blocks is 1.7 times as fast as writing new ones (no extents to
+convert, less journal).  Nothing has to be freed.  The files here were listed by a COMMIT that is
+durably gone, so no restore can want them.  A power cut in the middle of the next write leaves a
+generation without a COMMIT, which is trash under either name.  `ImageFile` checks, when it takes a
+file, that no other process still reads it.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class ReusableFiles:
         return True
 
     def take(self, rank: int) -> str | None:
-        """Path of a file of this rank, named so that nobody else takes it; None without one."""
+        """Path of a file of this rank, renamed for this writer alone; None without one."""
         for name in self._of(rank):
             mine = os.path.join(self._path, f"taken-{secrets.token_hex(6)}")
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""decisions/t-N: what an incarnation resumed from, as text and back.
+"""decisions/t-N: the generation an incarnation resumed from, as text and back.
 
     {"term":2,"attempt":1,"parent":"ckpt-t0001-step-00000042","reason":"...","digest":"..."}
 

@@ -1,9 +1,9 @@
 """What people do to a checkpoint directory that no run holds: look deep, set aside, clean up.
 
-Nothing that holds a COMMIT is ever deleted here.  What is damaged is *set aside*: renamed into
-`quarantine/`, with a line that says why, for a person to look at.  What is left over of dead runs
-(unfinished generations, temporary files, trash, spare files, folders of keepers that are gone) is
-removed, and only when its owner is proven dead: the lease for a directory, the lock for a keeper.
+Nothing that holds a COMMIT is ever deleted here.  A damaged generation is *set aside*: renamed into
+`quarantine/`, with a line that says why, for a person to look at.  Leftovers of dead runs are
+removed: unfinished generations, temporary files, trash, spare files, folders of dead keepers.
+Their owner must be proven dead: by the lease for a directory, by the lock for a keeper.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftover:
-    """Something that nobody needs any more."""
+    """A leftover that no run needs any more."""
 
     path: str
     kind: str
@@ -122,7 +122,7 @@ def repair(directory: str, results: list[VerifyResult]) -> list[str]:
 def _marked_right(
     directory: CheckpointDirectory, generation: Generation, result: VerifyResult
 ) -> list[str]:
-    """What was read back whole is no longer called corrupt."""
+    """Correct the marks of a generation that reads back whole."""
     folder = directory.generation_path(generation)
     done = []
     if os.path.exists(os.path.join(folder, "CORRUPT")):
@@ -137,7 +137,7 @@ def _marked_right(
 
 
 def set_aside(directory: str, name: str, reason: str) -> str:
-    """Renames `name` into the quarantine and says why beside it; what was done."""
+    """Rename `name` into the quarantine, with the reason beside it; return a sentence about it."""
     folder = os.path.join(directory, QUARANTINE)
     target = os.path.join(folder, f"{name.replace('/', '-')}-{secrets.token_hex(4)}")
     new_files.make_directory(folder)
@@ -168,7 +168,7 @@ def _rebuild_run(directory: str) -> str:
 
 
 def leftovers(directory: str) -> list[Leftover]:
-    """What a dead run left in a checkpoint directory; foreign files are not among it."""
+    """Return a dead run's leftovers in a checkpoint directory, without foreign files."""
     found = []
     for kind in ("trash", "spare"):
         folder = os.path.join(directory, kind)
@@ -233,7 +233,7 @@ def remove(leftover: Leftover) -> None:
 
 @contextlib.contextmanager
 def _held(path: str) -> Iterator[bool]:
-    """Holds a lock file; False when somebody else does."""
+    """Hold a lock file; yield False when another process does."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         free = True

@@ -1,6 +1,6 @@
 """Host memory <-> storage at the speed of the disk: O_DIRECT, a few writers, one fsync.
 
-Two writers and 8 MiB chunks are within 15 % of the best on every disk measured; the digest of one
+Two writers and 8 MiB chunks are within 15 % of the best on every disk measured.  The digest of one
 chunk overlaps the write of another.  Every open file is asked what it states about direct I/O:
 where it objects, the page cache is used.  An fsync that failed is never repeated: the kernel marks
 the lost pages clean, and a second fsync would say "fine" (fsyncgate).  The file is dropped instead
@@ -63,7 +63,7 @@ class ImageFile:
         create: bool = True,
         reuse: str | None = None,
     ):
-        """`reuse`: a file that nobody else needs; it becomes this one with the blocks it has."""
+        """`reuse`: a file that no process needs any more; it becomes this one with its blocks."""
         self.path = path
         self.direct = direct
         self.objection = ""
@@ -269,8 +269,8 @@ def run_parallel(starts: range, work: Callable[[int], None], *, workers: int) ->
 def _take_over(spare: str, path: str, *, direct: bool) -> int:
     """Renames a retired file to `path` and opens it, without its header; -1 if it must not be used.
 
-    Overwriting blocks that a file has is 1.7 times as fast as new ones.  A file that somebody still
-    reads, maps or has a second name for is theirs: it is removed instead, which hurts nobody.
+    Overwriting blocks that a file has is 1.7 times as fast as new ones.  If another process still
+    reads or maps a file, or it has a second name, the file is removed instead, which does no harm.
     """
     try:
         # O_NONBLOCK: opening a pipe must not hang.

@@ -1,8 +1,8 @@
 """The trainer's end of the keeper: one connection, one listening thread, reconnects by itself.
 
 The training thread only reads plain attributes and sends small messages; it never waits here unless
-it asks to.  When the keeper dies the link starts a new one and hands the slots over; until then
-grants simply do not come and saves are skipped.
+it asks to.  When the keeper dies the link starts a new one and hands the slots over.  Until then no
+grants come, and saves are skipped.
 """
 
 import contextlib
@@ -34,8 +34,8 @@ REFUSED_S = 1.0
 """A connection that lived shorter was refused (another version, a broken keeper)."""
 REFUSALS = 5
 GATHER_S = Deadlines().restore_s
-"""A keeper has brought the chunks of a shard by then, or says why not: a large one takes long, and
-when the attempt to restore ends the keeper refuses what is missing."""
+"""After so long a keeper has brought the chunks of a shard, or says why not.  A large shard takes
+long; when the attempt to restore ends, the keeper refuses missing chunks."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class RestoreBuffers:
     reading: Arena | None = None
     """Memory in which ranks of this node read from storage together."""
     gathering: wire.GatheringBegan | None = None
-    """What there is to gather."""
+    """The shards to gather."""
 
     def close(self) -> None:
         """The restore is over."""
@@ -102,18 +102,18 @@ class KeeperClient:
         self._lent = RestoreBuffers({})
         """Given since the last order to restore: for the next one."""
         self._chunks_lent: dict[int, tuple[wire.ChunksLent, Arena | None]] = {}
-        """Answers to requests that nobody has taken."""
+        """Answers to requests that no caller has taken."""
         self._requests = itertools.count()
         self._unanswered: set[int] = set()
         self._lent_for: dict[tuple[int, int], RestoreBuffers] = {}
-        """By term and attempt of an order that nobody has begun to carry out."""
+        """By term and attempt of an order that is not yet begun."""
         self._wanted: wire.SlotsWanted | None = None
         self._restored = attach.term is not None
         """Slots are for saves now: nothing waits for them, and no save shall fault."""
         self.slots_refused = ""
         self.no_room_s: float | None = None
-        """When the slots asked for last were refused because the host had no room, CLOCK_MONOTONIC;
-        None: they were not, or the policy does not allow them."""
+        """CLOCK_MONOTONIC when the newest request for slots was refused because the host had no
+        room.  None: it was not, or the policy does not allow slots."""
         self.slots_changed = 0
         """Counts replacements of the slots; 0: none ever came."""
         self.records: list[Arena] = []
@@ -207,7 +207,7 @@ class KeeperClient:
     def running_as(
         self, term: int, plan_version: int, plan_apply_step: int | None, *, attempt: int
     ) -> None:
-        """What a re-attach after a keeper's death says of us."""
+        """Set the fields that a re-attach after a keeper's death reports."""
         self._attach = replace(
             self._attach, term=term, attempt=attempt, plan_version=plan_version,
             plan_apply_step=plan_apply_step,
@@ -264,8 +264,8 @@ class KeeperClient:
     ) -> None:
         """Asks for slots; they come later as `slots`, or `slots_refused` says why not.
 
-        `may_stream`: where no image fits, a window comes instead (`window_bytes`).  What there was
-        goes first, or the host would need room for both; nobody may still write.
+        `may_stream`: where no image fits, a window comes instead (`window_bytes`).  The old slots
+        go first, or the host would need room for both; no copy may still write into them.
         """
         self._replace_slots([])
         self.chunk_bytes = chunk_bytes
@@ -329,7 +329,7 @@ class KeeperClient:
         return self.send(request)
 
     def withdraw(self, save: SaveHandle, reason: str) -> None:
-        """Gives a save up, and its slot back: nobody writes into it any more."""
+        """Give a save up, and its slot back: no copy writes into it any more."""
         self.saves.change(save, "withdrawn")
         self.send(wire.SnapshotTorn(rank=self.rank, generation=save.generation, reason=reason))
 
@@ -492,7 +492,7 @@ class KeeperClient:
         self.slots_changed += 1
 
     def _replace_slots(self, slots: list[Arena]) -> None:
-        """Lets go of what there was: free when the keeper and the last copy have done so too."""
+        """Let go of the old slots: they are free when the keeper and the last copy have too."""
         with self._lock:  # not while they are handed to a keeper
             former, self.slots = self.slots, slots
             self.window_bytes = 0

@@ -1,9 +1,9 @@
 """A trainer's part in exchanges through the devices: its keeper says what, threads here do it.
 
 An exchange is one image in one direction.  The receiver's trainer listens, the sender's calls, and
-the path between them is kept for the next one.  One that fails is told to the keeper, which fetches
-from host memory instead; the pair is then given up for as long as this process lives.  Nothing here
-waits for the training, and the training waits for nothing here.
+the path between them is kept for the next one.  The trainer reports a failed exchange to the
+keeper, which fetches from host memory instead.  The pair is then given up for as long as this
+process lives.  Nothing here waits for the training, and the training waits for nothing here.
 """
 
 import threading
@@ -52,8 +52,8 @@ class Exchanges:
         send: Callable[[Any], object],
         degraded: Callable[[str], None],
     ) -> None:
-        """`host`: address where this rank is called; `slots()`: what is sent from; `send`: to the
-        keeper; `degraded(reason)` hears of a pair that is given up."""
+        """`host`: the address of this rank; `slots()`: sources of a send; `send`: to the keeper;
+        `degraded(reason)` receives each pair that is given up."""
         self._rank, self._host, self._links = rank, host, links
         self._slots, self._send, self._degraded = slots, send, degraded
         self._pairs: dict[tuple[str, int], _Pair] = {}
@@ -84,7 +84,7 @@ class Exchanges:
         self._start(order.exchange, run)
 
     def send(self, order: wire.SendShard) -> None:
-        """Sends the image in a slot to whoever listens."""
+        """Send the image in a slot to the listening receiver."""
 
         def work(pair: _Pair, lease: Lease) -> tuple[str, ...]:
             slot = dict(enumerate(self._slots())).get(order.slot)

@@ -1,8 +1,8 @@
 """Where a rank is in its iteration, for its keeper: marks in the page of memory that both have.
 
 The trainer writes a mark when its traffic begins and ends, at the optimizer's step and at the
-boundary; the keeper looks now and then.  Nobody waits for the other, and a mark that is overwritten
-before it was read is lost: what is learned from the others is one iteration poorer.
+boundary; the keeper looks now and then.  Neither waits for the other.  A mark that is overwritten
+before it was read is lost; then one iteration less is learned from.
 """
 
 import threading
@@ -80,7 +80,7 @@ class MarkWriter:
 
 
 class MarkReader:
-    """The keeper's end, for one thread; what was marked before it was made is not read."""
+    """The keeper's end, for one thread; marks made before it was created are not read."""
 
     def __init__(self, board: memoryview, now_s: Callable[[], float] = time.monotonic) -> None:
         self._cells = board.cast("Q")
@@ -93,7 +93,7 @@ class MarkReader:
         return int(self._cells[CELL_SPREAD])
 
     def read(self) -> list[Mark]:
-        """What was marked since the last call, oldest first."""
+        """Return the marks since the last call, oldest first."""
         marked = int(self._cells[CELL_MARKED])
         first = max(self._read, marked - MARKS)
         values = [int(self._cells[CELL_MARK + n % MARKS]) for n in range(first, marked)]

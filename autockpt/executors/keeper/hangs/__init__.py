@@ -1,1 +1,1 @@
-"""A rank that makes no progress: when it is stuck, which one it is, and what it waits in."""
+"""A rank that makes no progress: when it is stuck, which rank it is, and its wait."""

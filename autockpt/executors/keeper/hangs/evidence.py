@@ -80,7 +80,7 @@ class RankState:
 
 
 def culprit(ranks: Mapping[int, RankState], *, alone: bool) -> int | None:
-    """The rank that the others wait for; None: it is not among these, or cannot be told.
+    """The rank that the others wait for; None: it is not among these, or unknown.
 
     `alone`: these are all ranks of the job.
     """

@@ -1,9 +1,9 @@
 """When has a rank of this node stood still for too long?
 
 Pure: marks and times come in, a verdict goes out.  A rank marks every call of its model, every step
-of an optimizer and every boundary, with what it does; the gaps between its marks are learned, apart
-by what it did.  The job is stuck when no rank of the node has marked anything for longer than its
-own kind of gap allows: a rank that evaluates or saves while others wait for it is progress.
+of an optimizer and every boundary, with its activity.  The gaps between its marks are learned for
+each activity.  The job is stuck when no rank of the node has marked anything for longer than its
+own kind of gap allows.  A rank that evaluates or saves while others wait for it is progress.
 """
 
 from collections import deque
@@ -25,12 +25,12 @@ UNKNOWN_S: Mapping[str, float] = {"begins": 1800.0, "trains": 60.0, "evaluates":
 KNOWN_GAPS = 8
 KEPT_GAPS = 512
 BLINK_S = 3.0
-"""Whoever looks so late has stood still itself, and knows nothing of the time before."""
+"""A look this late means that the keeper itself stood still; it then ignores the time before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """What the shared page says of a rank."""
+    """A rank's progress in the shared page."""
 
     pid: int
     count: int

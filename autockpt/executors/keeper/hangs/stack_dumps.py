@@ -9,7 +9,7 @@ import time
 from autockpt import new_files
 
 SIGNAL = signal.SIGRTMIN + 11
-"""Nobody else's, as far as is known: where somebody has it, there are no stacks."""
+"""A signal that no other library is known to use; where a script has it, there are no stacks."""
 ANSWER_S = 2.0
 
 

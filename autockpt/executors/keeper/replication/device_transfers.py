@@ -101,8 +101,8 @@ class KeeperExchanges:
     ) -> None:
         """Has the trainer of the wanted rank send one of its slots; returns when it has left.
 
-        `rate`: most bytes per second, 0: no limit.  Raises NotCarried; whoever revokes the
-        transfer's lease ends it.
+        `rate`: most bytes per second, 0: no limit.  Raises NotCarried; revoking the transfer's
+        lease ends it.
         """
         assert want.listener is not None
         exchange = self._begin(want.rank)

@@ -88,11 +88,13 @@ class ReplicaSlots:
         windows: Callable[[], Windows | None] = lambda: None,
     ) -> None:
         """`address(node)`: where that keeper serves transfers, None while it has not said; called
-        on other threads, as `restoring()` is.  `rate()`: bytes per second that others may take
-        now, 0: no limit.  `copied(shard, from_node, bytes, seconds, restoring,
-        by_device)` is told of everything that came.  `receiver(rank)`: whose trainer takes a copy
-        of `rank` through the devices, None where that is not asked for.  `windows()`: in which
-        shards leave, None where nobody waits for them."""
+        on other threads, as `restoring()` is.
+
+        `rate()`: bytes per second that others may take now, 0: no limit.  `copied(shard, from_node,
+        bytes, seconds, restoring, by_device)` receives every completed copy.  `receiver(rank)`:
+        whose trainer takes a copy of `rank` through the devices, None where that is not asked for.
+        `windows()`: the windows in which shards leave, None when no rank waits for them.
+        """
         self._run_id, self._memory = run_id, memory
         self._post, self._tell, self._log = post, tell, log
         self._tell_copied, self._receiver = copied, receiver

@@ -1,8 +1,9 @@
-"""Shards of another number of ranks, read by those of this node from where they are.
+"""Shards of another number of ranks: this node's ranks read them from any memory.
 
-A rank asks for chunks of a shard.  What this node has is lent as it is; the rest is fetched from
-the nodes that have it, each chunk once for all ranks here, into memory that takes no more than what
-was fetched.  All places of a shard have one root, so it does not matter which of them serves.
+A rank asks for chunks of a shard.  Chunks of this node are lent as they are.  The others are
+fetched from the nodes that have them, each chunk once for all ranks here.  The memory for them
+takes only the fetched bytes.  All places of a shard have one root, so it does not matter which of
+them serves.
 
 The keeper's loop calls the public methods; fetches wait on threads of their own.
 """
@@ -48,7 +49,7 @@ class _Fetched:
 
 
 class Gathering:
-    """What is gathered in one attempt to restore; the next attempt gets another one."""
+    """The gathering of one attempt to restore; the next attempt gets another one."""
 
     def __init__(
         self,
@@ -69,13 +70,13 @@ class Gathering:
         self._rebuilt = frozenset(order.rebuilt)
         self._fetched: dict[int, _Fetched] = {}
         self._damaged: list[_Fetched] = []
-        """What came before it was asked for elsewhere; somebody may still read it."""
+        """Chunks from before their shard was requested elsewhere; ranks may still read them."""
         self._under_way: dict[ShardFetch, Future[str]] = {}
         self._fetchers = ThreadPoolExecutor(FETCHERS, thread_name_prefix="autockpt-gather")
         self._over = threading.Event()
 
     def began(self, rank: int) -> wire.GatheringBegan:
-        """What a rank is told of it."""
+        """Return the message to a rank about it."""
         some = next(iter(self._places.values()))[0].shard
         layouts = [""] * some.world_size
         for shard, places in self._places.items():
@@ -104,7 +105,7 @@ class Gathering:
         self._fetchers.submit(self._serve, fetched, message, answer)
 
     def close(self) -> None:
-        """Nobody reads any more; requests that wait are refused."""
+        """End the gathering: ranks read no more, and waiting requests are refused."""
         self._over.set()
         self._fetchers.shutdown(wait=False)
         for bringing, ended in list(self._under_way.items()):
@@ -115,7 +116,7 @@ class Gathering:
 
     @property
     def total_bytes(self) -> int:
-        """Memory of what was fetched."""
+        """Memory of the fetched chunks."""
         return sum(
             len(fetched.here) * fetched.places[0].shard.chunk_bytes
             for fetched in (*self._fetched.values(), *self._damaged)
@@ -173,7 +174,10 @@ class Gathering:
         answer(lent, fetched.arena)
 
     def _bring(self, fetched: _Fetched, chunks: Iterable[int]) -> int:
-        """What is missing of `chunks`; the node that sent it.  Raises AutockptError."""
+        """Fetch the missing ones of `chunks`; return the node that sent them.
+
+        Raises AutockptError.
+        """
         with fetched.lock:
             missing = sorted(set(chunks) - fetched.here)
             if self._over.is_set():

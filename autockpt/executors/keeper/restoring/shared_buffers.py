@@ -22,7 +22,7 @@ class SharedBuffers:
         self._making: Future[Arena] | None = None
 
     def prepare(self, ranks: int) -> None:
-        """Begins to make it, if nobody has."""
+        """Begin to make it, unless it is begun."""
         if self._making is None:
             self._making = Future()
             work = (self._making, ranks)
@@ -43,7 +43,7 @@ class SharedBuffers:
             return None
 
     def close(self) -> None:
-        """Gives it back; who was lent it has it as long as it reads."""
+        """Give it back; ranks it was lent to keep it as long as they read."""
         if self._making is not None:
             self._making.add_done_callback(_give_back)
         self._making = self._attempt = None

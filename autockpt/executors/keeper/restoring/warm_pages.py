@@ -1,13 +1,13 @@
 """Memory kept for the trainer that comes in the place of one that was lost.
 
-A guest that tells its host which pages are free loses them within seconds, sooner than a restarted
-script has made its imports, and gets them again page by page: new memory was then first touched at
-0.3-0.7 GB/s, and at 7-13 where the guest still had the pages (measured, KVM).  So the keeper takes
-as much as a restore may need as soon as a trainer is lost, and frees it when the next one says
-hello.
+A virtual machine that tells its host which pages are free loses them within seconds, sooner than a
+restarted script has made its imports.  It gets them again page by page.  New memory was then first
+touched at 0.3-0.7 GB/s, and at 7-13 where the machine still had the pages (measured, KVM).  So the
+keeper takes as much as a restore may need as soon as a trainer is lost.  It frees the memory when
+the next trainer says hello.
 
-Nobody goes short of it: what was touched is marked as free at once (MADV_FREE), and the kernel
-takes it where memory is scarce.
+Other processes do not go short of it.  Touched pages are marked as free at once (MADV_FREE), and
+the kernel takes them where memory is scarce.
 """
 
 import contextlib
@@ -19,12 +19,12 @@ from autockpt.executors.linux.memory import HUGE_BYTES, Arena, require_headroom
 from autockpt.values.errors import GuardError
 
 REPORTING_ORDER = Path("/sys/module/page_reporting/parameters/page_reporting_order")
-"""Size of the free blocks that a guest tells its host about; -1: nobody asks."""
+"""Size of the free blocks that a virtual machine reports to its host; -1: no reports."""
 _LOWEST_PRIORITY = 19
 
 
 def host_takes_free_pages(parameter: Path = REPORTING_ORDER) -> bool:
-    """Whether this system is a guest that gives its free memory back."""
+    """Whether this system is a virtual machine that gives its free memory back."""
     try:
         return 0 <= int(parameter.read_text()) < 64
     except (OSError, ValueError):
@@ -35,7 +35,7 @@ class WarmPages:
     """By rank.  Used by the keeper's thread."""
 
     def __init__(self, *, needed: bool | None = None) -> None:
-        """`needed`: memory that is free is not the guest's for long; None: as the system says."""
+        """`needed`: the system does not keep free memory for long; None: ask the system."""
         self._needed = host_takes_free_pages() if needed is None else needed
         self._kept: dict[int, tuple[Arena, threading.Event]] = {}
 

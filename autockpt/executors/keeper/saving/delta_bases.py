@@ -1,7 +1,7 @@
-"""Sealed images that are durable too: what a save may be stored as a difference to.
+"""Sealed images that are durable too: the possible bases of a save.
 
 The bytes of a base come from its slot.  A slot that is wanted for the next snapshot is given up at
-once: chunks encoded so far keep their base, which is on disk, and the others stand alone.
+once.  Chunks encoded so far keep their base, which is on disk, and the others stand alone.
 """
 
 import threading
@@ -44,7 +44,7 @@ class Base:
                 self._returned.notify_all()
 
     def let_go(self) -> None:
-        """Returns when nobody reads the slot any more: after one chunk at most."""
+        """Return when the slot is not read any more: after one chunk at most."""
         with self._returned:
             self._gone = True
             self._returned.wait_for(lambda: not self._borrowed)
@@ -80,7 +80,7 @@ class Bases:
         chunk_bytes: int,
         longest: int,
     ) -> Base | None:
-        """What a save of this image may be a difference to, if readers need at most `longest`.
+        """Return a base for a save of this image, if readers need at most `longest` bases.
 
         An older one is written after a newer one when the end is near: it has no base then.
         """

@@ -1,8 +1,8 @@
 """Where no image fits in memory: chunks leave it as soon as they are digested and written.
 
 The slot of a streamed image is as large as the image and takes memory where it is written.  The
-trainer keeps within its window of what was given back here, which the board tells it.  The page
-with the header stays to the end, because it is written last.
+trainer keeps within its window of returned memory, which the board reports.  The page with the
+header stays to the end, because it is written last.
 """
 
 import threading

@@ -25,7 +25,7 @@ class FrameBuffer:
         """Its address."""
 
     def room(self, nbytes: int) -> memoryview:
-        """Memory of at least so many bytes; what it held is gone."""
+        """Memory of at least so many bytes; its former contents are gone."""
         size = max(PAGE_BYTES, page_align(nbytes))
         if len(self._memory) < size:
             self._memory = memoryview(mmap.mmap(-1, size))

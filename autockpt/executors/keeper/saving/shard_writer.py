@@ -1,12 +1,12 @@
 """One shard on its way: copied -> digest -> (encode) -> write, all stages at once.
 
 Chunks flow as soon as the trainer's counter says that they are in the slot, long before the
-snapshot is sealed; nothing is reported before it is.  The slot is the buffer between all stages, so
-nothing is ever copied again and no stage can run out of room.  Where no image fits in memory, a
-`Drain` gives each chunk back when it is written.  The digest is taken once, while the
-chunk is still in cache from the copy, and apart from the writes: the memory tier is complete when
-the digests are, however slow the storage.  The page with the header is written last, so that a file
-that was cut short is no valid image.
+snapshot is sealed.  Nothing is reported before the seal.  The slot is the buffer between all
+stages, so nothing is ever copied again and no stage can run out of room.  Where no image fits in
+memory, a `Drain` gives each chunk back when it is written.  The digest is taken once, while the
+chunk is still in cache from the copy, and apart from the writes.  So the memory tier is complete
+when the digests are, even with slow storage.  The page with the header is written last, so that a
+file that was cut short is no valid image.
 """
 
 import contextlib
@@ -34,8 +34,8 @@ from autockpt.values.errors import AutockptError, CorruptCheckpointError
 POLL_S = 0.001
 """How often the trainer's progress counter is read while it moves."""
 POLL_STILL_S = 0.016
-"""The most between two readings while it does not: a copy that waits for windows of the training
-may take the whole iteration, and each wake-up takes its core from somebody."""
+"""The most between two readings while it does not move.  A copy that waits for windows of the
+training may take the whole iteration, and each wake-up takes its core from another thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +86,11 @@ class _Encoded:
 class ShardPipeline:
     """Digests and, with a target, writes one image; calls back from its own threads.
 
-    `on_digested(digests)` once after `sealed()`, and not before `after`, the `settled` of the image
-    before, or `on_undigested(error)`; neither for an image whose digests are `known`, which waits
-    for nobody;
-    `on_persisted(outcome)` or `on_failed(error)` once when there is a target.  After `cancel()`
-    returns the slot may be written over, and nothing more is called.
+    `on_digested(digests)` comes once after `sealed()`, and not before `after`, the `settled` of the
+    image before, or `on_undigested(error)`.  Neither comes for an image whose digests are `known`,
+    which waits for no other image.  `on_persisted(outcome)` or `on_failed(error)` comes once when
+    there is a target.  After `cancel()` returns the slot may be written over, and nothing more is
+    called.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The shards of a node on their way from a slot to storage: one pipeline each.
 
 Belongs to the keeper's loop: every method runs in its thread, and what pipelines report comes back
-through `post`.  What is saved, dropped or tried again is the protocol's decision.
+through `post`.  The protocol decides which shards are saved, dropped or tried again.
 """
 
 import contextlib
@@ -57,9 +57,9 @@ class Shard:
     drain: Drain | None = None
     """It streams: no memory holds it whole."""
     sealing: p.ShardSealed | None = None
-    """What is told of a streamed one when its file is whole, and not before."""
+    """The report of a streamed shard, sent when its file is whole and not before."""
     stalled: bool = False
-    """It was said that the storage hangs."""
+    """The keeper has reported that the storage hangs."""
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class _Described:
 
 
 class ShardSaves:
-    """What the ranks of this node have in slots, by rank and generation."""
+    """The images that the ranks of this node have in slots, by rank and generation."""
 
     def __init__(
         self,
@@ -96,12 +96,12 @@ class ShardSaves:
         """By digest of the header and end of the boundary group."""
         """Where the numbers of a layout stand."""
         self.troubles: dict[Generation, str] = {}
-        """What the storage said of streamed generations, which end with it."""
+        """The storage's errors for streamed generations, which end with them."""
         self._patience_s = PATIENCE_S
         self._slowest_s = 0.0
         """The longest write that ended."""
         self._objection = ""
-        """The last one to direct I/O: it is said once."""
+        """The last objection to direct I/O: it is reported once."""
         self._bases = Bases()
         self._settled: dict[int, threading.Event] = {}
         """By rank, of its newest snapshot: digests are announced in the order of the snapshots.
@@ -113,7 +113,7 @@ class ShardSaves:
         return any(shard.pipeline is not None for shard in self._all.values())
 
     def granted(self, grant: p.GrantSlot) -> None:
-        """What the slot held is gone from now on."""
+        """Forget the slot's former contents."""
         for (rank, generation), shard in list(self._all.items()):
             if rank == grant.rank and shard.slot == grant.slot:
                 self._forget(rank, generation, shard)
@@ -123,8 +123,8 @@ class ShardSaves:
     def look_for_stalls(self) -> None:
         """Says once of a write that the storage takes nothing of it.
 
-        Patience grows with what the storage was seen to need and with every such write, so that a
-        slow one is not taken for one that hangs for ever.
+        Patience grows with the storage's longest write so far and with every such stall.  So a slow
+        storage is not taken for one that hangs for ever.
         """
         for (rank, generation), shard in self._all.items():
             pipeline = shard.pipeline
@@ -150,7 +150,7 @@ class ShardSaves:
             self._all[(rank, index.generation)] = Shard(slot=slot, copied=True, index=index)
 
     def leave(self, rank: int, *, sealed: bool) -> None:
-        """Lets go of what is being filled (its trainer died), or of everything if `sealed`."""
+        """Let go of shards being filled (their trainer died), or of everything if `sealed`."""
         for (owner, generation), shard in list(self._all.items()):
             if owner == rank and (sealed or not shard.copied):
                 self._forget(rank, generation, shard)
@@ -413,7 +413,7 @@ class ShardSaves:
     def _undigested(
         self, rank: int, generation: Generation, shard: Shard, error: Exception
     ) -> None:
-        """Nobody could tell whether it is whole: as good as torn."""
+        """Give up an image whose integrity is unknown: as good as torn."""
         if self._all.get((rank, generation)) is not shard:
             return
         self._forget(rank, generation, shard)

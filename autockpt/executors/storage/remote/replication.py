@@ -5,9 +5,9 @@
     decisions/t-000007                         the lineage
     ckpt-t0007-step-00000042/shard-..., COMMIT   COMMIT is put last and deleted first
 
-There is no rename and no lock, so what must happen once (RUN, a claim, a COMMIT) is put on the
-condition that nothing is there yet: of two directories that continue the same run one is fenced.
-The directory stays the truth of a run that lives; what is here serves where it is lost.
+There is no rename and no lock, so unique objects (RUN, a claim, a COMMIT) are put only if nothing
+is there yet.  Of two directories that continue the same run, one is thus fenced.  The directory
+stays the truth of a live run; the copies here serve where it is lost.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ class Copied:
     created_s: float
     """When it was committed, seconds since 1970."""
     bytes: int
-    """That were moved; what was there already is not among them."""
+    """Bytes moved, without objects that were there already."""
 
 
 class RemoteCopies:
@@ -75,11 +75,11 @@ class RemoteCopies:
     def push(
         self, directory: CheckpointDirectory, generation: Generation, gate: Throttle | None = None
     ) -> Copied:
-        """Copies a committed generation and those that it is stored as a difference to.
+        """Copy a committed generation and its bases.
 
-        Raises GuardError where another directory has continued this run (fenced),
-        NoCheckpointError when retention has deleted the generation meanwhile, ConfigError where
-        copies of another run are there, CorruptCheckpointError, StorageError.
+        Raises GuardError where another directory has continued this run (fenced), and
+        NoCheckpointError when retention has deleted the generation meanwhile.  Raises ConfigError
+        where copies of another run are there, CorruptCheckpointError, StorageError.
         """
         text, commit = _local_commit(directory, generation)
         moved = sum(
@@ -99,7 +99,8 @@ class RemoteCopies:
         return _copied(commit, moved)
 
     def _bring_records(self, directory: CheckpointDirectory) -> None:
-        """Whose they are, who has claimed the directory, and what each incarnation resumed."""
+        """Copy the records of the run, of the directory's claims, and of each incarnation's
+        parent."""
         with _local("read", directory.path):
             self._require_run(directory, read_small(os.path.join(directory.path, "RUN")))
             newest = self._newest_term()
@@ -171,7 +172,10 @@ class RemoteCopies:
     # ------------------------------------------------------------------ what is there
 
     def run_id(self) -> str | None:
-        """Whose copies they are; None: nobody's.  Raises CorruptCheckpointError, StorageError."""
+        """Return the id of the run in the store; None: no run.
+
+        Raises CorruptCheckpointError, StorageError.
+        """
         text = self._objects.read("RUN")
         if text is None:
             return None
@@ -198,8 +202,10 @@ class RemoteCopies:
     def eligible(
         self, commits: Iterable[CommitFile], directory: CheckpointDirectory | None = None
     ) -> list[Generation]:
-        """Those that a restart may take, newest first: good, and not left behind by an older one
-        that was resumed, as the store and the directory know it."""
+        """Return the generations that a restart may take, newest first.
+
+        They are good, and on the lineage as the store and the directory know it.
+        """
         commits = list(commits)
         chain = self._chain(map(_entry, commits), () if directory is None else directory.parents())
         good = {c.generation for c in commits if c.health == "good"}
@@ -230,8 +236,11 @@ class RemoteCopies:
         return found[0]
 
     def _require_same_claim(self, directory: CheckpointDirectory) -> None:
-        """The newest claim that both know is the same: of two that went on from the same checkpoint
-        every later one differs, and neither has anything that the other one could take."""
+        """Raise ConfigError unless the newest claim in both places is the same.
+
+        If two directories continued from the same checkpoint, every later claim differs, and
+        neither has anything that the other could take.
+        """
         with _local("read", directory.path):
             here = os.listdir(os.path.join(directory.path, "terms"))
             both = _terms(set(here) & set(self._names("terms")))
@@ -270,11 +279,12 @@ class RemoteCopies:
     # ------------------------------------------------------------------ deleting
 
     def retire(self, keep_last: int) -> list[Generation]:
-        """Deletes all but the newest `keep_last` good generations and what these are stored as
-        differences to, and what is left of copies that were never completed; the former, oldest
-        first.
+        """Delete all but the newest `keep_last` good generations and their bases.
 
-        Raises CorruptCheckpointError when RUN is damaged, StorageError.
+        Also delete the remains of copies that were never completed.
+
+        Return the deleted generations, oldest first.  Raises CorruptCheckpointError when RUN is
+        damaged, StorageError.
         """
         commits = self.commits()
         catalogue = tuple(map(_entry, commits))
@@ -298,15 +308,15 @@ class RemoteCopies:
         generation: Generation | None = None,
         moved: Callable[[int], None] = _NOTHING,
     ) -> tuple[Copied, list[str]]:
-        """Brings the newest generation that a restart may take, or the named one, into a checkpoint
-        directory, with what it is stored as a difference to; what was set aside on the way.
+        """Bring the newest eligible generation, or the named one, into a checkpoint directory.
 
-        Every byte is compared with its digest before the generation counts.  What is damaged in the
+        Its bases come too.  Also return sentences about generations set aside on the way.  Every
+        byte is compared with its digest before the generation counts.  A damaged generation in the
         directory is set aside and brought once more; if it is damaged here, too, the next older one
-        is brought.  `moved` hears of bytes, from several threads.
-        Raises NoCheckpointError, ConfigError for a directory of another run, or of this one that is
-        continued in two, CorruptCheckpointError when RUN is damaged, DirectoryBusyError for one
-        that a live run holds, StorageError.
+        is brought.  `moved` hears of bytes, from several threads.  Raises NoCheckpointError;
+        ConfigError for a directory of another run, or of this run continued in two.  Raises
+        CorruptCheckpointError when RUN is damaged, DirectoryBusyError for a directory that a live
+        run holds, and StorageError.
         """
         commits = {commit.generation: commit for commit in self.commits()}
         wanted = self.eligible(commits.values(), CheckpointDirectory(path))
@@ -450,7 +460,7 @@ def _is_put_off(directory: CheckpointDirectory, generation: Generation) -> bool:
 
 
 def _is_damaged(path: str) -> bool:
-    """Whether a COMMIT is there that nobody believes.  Raises StorageError."""
+    """Whether a COMMIT is there that fails verification.  Raises StorageError."""
     with _local("read", path), contextlib.suppress(FileNotFoundError):
         try:
             read_commit(path)
@@ -486,7 +496,7 @@ def _files(commit: CommitFile, *, where: str) -> list[str]:
 
 
 def _entry(commit: CommitFile) -> CatalogueEntry:
-    """As retention and lineage see it: what is here was read back before it came."""
+    """Return a copy's entry for retention and lineage; every copy was read back before upload."""
     return CatalogueEntry(
         generation=commit.generation, step=commit.step, world_size=commit.world_size,
         parent=commit.parent, records=commit.records, created_s=commit.created_s, verified=True,

@@ -186,8 +186,8 @@ class Rebuild:
     ) -> None:
         """`image`: `image_bytes[member]` of writable memory; `chunks`: only these (None: all).
 
-        Survivors that rebuild a part each, the stripe whose parity they hold, share the traffic:
-        gathered in one place, N - 1 images would come in there.  Raises ConfigError beyond repair.
+        Survivors share the traffic if each rebuilds a part, the stripe whose parity it holds.
+        Gathered in one place, N - 1 images would come in there.  Raises ConfigError beyond repair.
         """
         self._parity, self._image = parity, image
         self._chunks = sorted(range(parity.chunks(member)) if chunks is None else chunks)
