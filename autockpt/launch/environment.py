@@ -1,4 +1,4 @@
-"""What the launcher tells the trainers: environment variables, and how to see a foreign launcher.
+"""The launcher's environment variables for trainers, and the signs of a foreign launcher.
 
     AUTOCKPT_RUN_DIR        the run directory, absolute
     AUTOCKPT_MODE           run, profile, or restore-plan (`autockpt restore --dry-run`)

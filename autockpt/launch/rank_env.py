@@ -39,7 +39,7 @@ class RankPlace:
 
 
 def rank_and_world(environ: Mapping[str, str]) -> tuple[int, int]:
-    """(rank, number of ranks); (0, 1) where nobody says."""
+    """(rank, number of ranks); (0, 1) where the environment has neither."""
     a_task = "SLURM_STEP_ID" in environ
     rank = number(environ, "RANK", *(("SLURM_PROCID",) if a_task else ()))
     world_size = number(environ, "WORLD_SIZE", *(_TASKS if a_task else ()))
@@ -96,11 +96,11 @@ def allocation_left_s(environ: Mapping[str, str], now_s: float) -> float | None:
 
 
 def agent_of(environ: Mapping[str, str], pid: int) -> int:
-    """The process that started this rank: from the rank's parent, `pid`, upwards the first that was
-    not told what torchrun calls the launch, or else the rank.
+    """Return the process that started this rank.
 
-    Those below are scripts around ours, and others for every rank and restart.  Where everybody was
-    told, as in a pod, it is the parent.
+    From the rank's parent, `pid`, upwards it is the first without torchrun's name of the launch, or
+    else without the rank.  Those below are scripts around ours, and others for every rank and
+    restart.  Where all processes have the variable, as in a pod, it is the parent.
     """
     name = "TORCHELASTIC_RUN_ID"
     if environ.get(name, "none") == "none":

@@ -1,9 +1,10 @@
 """Which incarnation the ranks of several nodes are: agreed through the rendezvous store.
 
-Launchers name their starts and count their restarts each for itself: two launchers of one job have
-two names, and only the one whose rank died counts a restart.  So rank 0 says for all.  Its word is
-kept in the checkpoint directory, because a round must be higher than every earlier one: a start
-that shares a launcher with the newest one continues its launch, any other is a launch of its own.
+Each launcher names its starts and counts its restarts for itself.  Two launchers of one job have
+two names, and only the launcher whose rank died counts a restart.  So rank 0 says for all.  Its
+word is kept in the checkpoint directory, because a round must be higher than every earlier one.  A
+start that shares a launcher with the newest one continues its launch; any other is a launch of its
+own.
 """
 
 import hashlib
@@ -55,7 +56,7 @@ class Agreement:
     one_host: bool
     """All nodes share one machine's loopback (a test, or several launchers on one machine)."""
     domains: FailureDomains = UNKNOWN_DOMAINS
-    """What the nodes share and lose together, as far as each knows of itself."""
+    """The failure domains of the nodes, as far as each knows its own."""
     directory: str = ""
     """Digest of secret and round in the directory of rank 0: a node that finds others is elsewhere,
     also where its directory is a copy."""
@@ -63,7 +64,7 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """What the first rank of a node says of it."""
+    """The report of a node's first rank about the node."""
 
     schema_version: int = 1
     launcher: str
@@ -72,7 +73,7 @@ class Node:
     labels: dict[str, str]
     """Its failure domains by level."""
     number: int | None
-    """What its launcher calls it, which stays when other nodes are lost; None: nobody does."""
+    """Its launcher's number for it, which stays when other nodes are lost; None: it has none."""
 
 
 def agree(
@@ -175,7 +176,7 @@ def numbers_of(every: Sequence[Node]) -> tuple[int, ...]:
 def next_incarnation(
     newest: Round | None, launch_id: str, launchers: tuple[str, ...]
 ) -> Incarnation:
-    """What the start of these launchers is called; `launch_id` is rank 0's."""
+    """Return the incarnation of these launchers' start; `launch_id` is rank 0's."""
     if newest is None or not set(newest.launchers) & set(launchers):
         return Incarnation(launch_id=launch_id, restart_round=0)
     former = newest.incarnation

@@ -1,4 +1,4 @@
-"""How this process came to attach: when it was born, what it did first, told apart for the report.
+"""Measures start-up time by phase, from the birth of this process to attach.
 
 At scale a restart is mostly this and not the reading of the checkpoint.  The boot module calls
 `script_begins`, `attach` calls `attach_begins`; a plain `python train.py` has no boot module, and
@@ -22,7 +22,7 @@ _TORCH, _GROUPS = "torch", "torch.distributed.distributed_c10d"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Startup:
-    """Seconds of a process by what it did until it attached.
+    """Seconds of a process by phase until it attached.
 
     None was not told apart: the launch is then unknown, the others are contained in `script_s`.
     """
@@ -70,7 +70,7 @@ class StartupTimer:
             sys.meta_path.insert(0, _Watch(self._imported, self._waited))
 
     def reborn(self) -> None:
-        """A parked process becomes a rank: what it did before was no part of the way there."""
+        """A parked process becomes a rank: its former time was no part of the start-up."""
         self._born_at = time.monotonic()
 
     def script_begins(self) -> None:
@@ -81,12 +81,12 @@ class StartupTimer:
         self.watch()
 
     def attach_begins(self) -> None:
-        """The script called `attach`; what was before counts for the first time only."""
+        """The script called `attach`; the time before counts for the first call only."""
         self._again = self._attach_at is not None
         self._attach_at = time.monotonic()
 
     def startup(self) -> tuple[float, Startup]:
-        """(when attach began, what was before)."""
+        """Return (when attach began, the phases before)."""
         attach_at = time.monotonic() if self._attach_at is None else self._attach_at
         if self._again:
             return attach_at, _UNKNOWN
@@ -122,7 +122,7 @@ class _Watch:
         self._waited = waited
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """What the other finders say, with a loader that takes the time."""
+        """Return the other finders' result, with a loader that takes the time."""
         if name not in (_TORCH, _GROUPS):
             return None
         for finder in sys.meta_path:

@@ -5,8 +5,8 @@ signal's number to a socket from C, and a thread of ours reads it within a milli
 thread sees the launcher's process end.  A signal for which the script, or a library, has a handler
 of its own is theirs alone.
 
-The number does not say which process was meant, and a forked child inherits socket and handlers: it
-gives both up before a signal can reach it.
+The number does not say which process was meant, and a forked child inherits socket and handlers.
+The child gives both up before a signal can reach it.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ class ToldToEnd(SystemExit):
 
 
 class TerminationWatch:
-    """Watches the signals that ask for an end, where nobody else handles them."""
+    """Watches the signals that ask for an end, unless the script or a library handles them."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class TerminationWatch:
     ) -> None:
         """All are called on a thread of ours: `first` with the first signal, `again` with the next.
 
-        `launcher`: process whose end is told by `launcher_ended`.
+        `launcher`: process whose end calls `launcher_ended`.
         """
         self._first, self._again = first, again
         self._launcher, self._launcher_ended = launcher, launcher_ended
@@ -183,7 +183,7 @@ class TerminationWatch:
                 signal.signal(number, former)
 
     def _pass_on(self, data: bytes) -> None:
-        """Somebody else's wake-up descriptor keeps getting its bytes."""
+        """Pass the bytes on to the former wake-up descriptor."""
         if self._former_fd >= 0:
             with contextlib.suppress(OSError):
                 os.write(self._former_fd, data)

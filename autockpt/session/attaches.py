@@ -1,4 +1,4 @@
-"""The sessions of this process: which run each attach is of, and what a forked child does not own.
+"""The sessions of this process: the run of each attach, and the limits of a forked child.
 
 Every attach is a training of its own, as in a k-fold, a sweep or a notebook.  The first has the
 directory of the run, the later ones have `attach-2`, `attach-3`, ... in it; a script that attaches
@@ -17,7 +17,7 @@ from torch.utils.data import get_worker_info
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Attached:
-    """A session as one among others, and what can be asked of it."""
+    """A session as one among others, and the requests that it answers."""
 
     directory: str
     """Its run directory."""
@@ -68,8 +68,9 @@ class Attaches:
     ) -> None:
         """Ends the sessions that a coming one takes the place of.
 
-        Those of the same directory or of the same objects; and, if neither has a name, the one
-        before it: a loop over folds or a notebook has left that one, and its memory is needed.
+        These are sessions of the same directory or of the same objects.  If neither has a name, the
+        session before it ends too.  A loop over folds or a notebook has left that one, and its
+        memory is needed.
         """
         where, mine = os.path.realpath(directory), {id(item) for item in objects}
         for session in list(self._sessions):
@@ -122,8 +123,8 @@ def _key(name: str | None) -> str | None:
 def is_helper() -> bool:
     """Whether this process loads or computes for another one, and trains nothing.
 
-    A worker of a DataLoader, or a spawned process that imports the script of its parent: an attach
-    at the top of that script is met again there.
+    That is a worker of a DataLoader, or a spawned process that imports the script of its parent.
+    An attach at the top of that script then runs again there.
     """
     importing = getattr(multiprocessing.current_process(), "_inheriting", False)
     return bool(importing) or get_worker_info() is not None

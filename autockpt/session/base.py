@@ -1,4 +1,4 @@
-"""What the parts of a session know together of their rank, and how they tell of it."""
+"""The knowledge of their rank that the parts of a session share, and their reports."""
 
 import contextlib
 import sys

@@ -47,16 +47,16 @@ class Job:
 
     run_directory: str
     unnamed: bool
-    """Nobody named the run directory: it is the one of the script's name."""
+    """The run directory was not named: it is the one of the script's name."""
     name: str | None
     """The run directory that the script named in attach; None: it did not."""
     shared: bool
     """The launcher gave one directory for every run of this process."""
     number: int
-    """Of the run, among those that this process has attached; from 1."""
+    """Number of the run among the runs that this process has attached; from 1."""
     placed: str
-    """What is to be said of the run directory: it is another than the named one, or of a run that
-    had other arguments; "": nothing."""
+    """A notice about the run directory: it is another than the named one, or of a run that had
+    other arguments; "": none."""
     checkpoints: str
     rank: int
     world_size: int
@@ -67,7 +67,8 @@ class Job:
     incarnation: p.Incarnation
     """Equal on all ranks, with a higher round after every restart."""
     control_host: str
-    """Where the keeper of this node listens for those of other nodes; empty: there are none."""
+    """Where the keeper of this node listens for the keepers of other nodes; empty: there are
+    none."""
     launcher_pid: int
     restart_count: int
     """By this node's launcher."""
@@ -82,7 +83,7 @@ class Job:
     profile_in_place: bool
     """No fitting profile exists: measure the first iterations."""
     start: Start | None = None
-    """What the plan of this start was decided from; rank 0 alone has it."""
+    """The input of this start's plan; rank 0 alone has it."""
 
     @property
     def telemetry_path(self) -> str:

@@ -1,5 +1,7 @@
-"""Is there room for the checkpoints: on disk for those that the plan keeps, in memory for the least
-that one needs on its way?  Said before the first one is written."""
+"""Is there room for the checkpoints: on disk for the plan's, in memory for the smallest?
+
+The shortage is reported before the first one is written.
+"""
 
 import os
 import threading
@@ -14,7 +16,7 @@ from autockpt.values.units import format_bytes
 def look_for_room(
     checkpoints: str, *, state_bytes: int, kept: int, say: Callable[[str], None]
 ) -> threading.Thread:
-    """Compares what is free with what the plan needs, on a thread: the storage may hang.
+    """Compare the free room with the plan's need, on a thread: the storage may hang.
 
     `state_bytes`: of all ranks; `kept`: checkpoints that retention keeps.
     """
@@ -40,9 +42,9 @@ def look_for_room(
 def shortage(
     checkpoints: str, *, free_bytes: int, stored_bytes: int, state_bytes: int, kept: int
 ) -> str:
-    """What is missing, in words; "" where all fits.
+    """Return the shortage in words; "" where all fits.
 
-    The next checkpoint is written before an older one goes; what is stored already counts as room.
+    The next checkpoint is written before an older one goes; the stored ones already count as room.
     """
     needed = (max(1, kept) + 1) * state_bytes
     if needed <= free_bytes + stored_bytes:
@@ -71,8 +73,8 @@ def lack_of_memory(
 ) -> str:  # fmt: skip
     """Why not even the least checkpoint of `plan` fits beside the training, "" where one may.
 
-    `state_bytes`: what a rank has at least; `ranks`: of this node; `limit_bytes`: of the node, as
-    the policy says.
+    `state_bytes`: the least bytes of a rank; `ranks`: of this node; `limit_bytes`: of the node,
+    from the policy.
     """
     if not plan.snapshot_interval_steps:
         return ""

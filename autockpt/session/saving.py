@@ -1,7 +1,7 @@
 """One save: due, asked for, granted, begun at the boundary, fenced at the optimizer's step.
 
-A slot is asked for before the boundary that needs it; whatever is not there in time skips the save,
-with its reason, and the training goes on.
+A slot is requested before the boundary that needs it.  If the slot is not there in time, the save
+is skipped with its reason, and the training goes on.
 """
 
 import json
@@ -82,13 +82,13 @@ class Saver:
         """Training blocked by the newest snapshot."""
         self._asking = threading.Lock()
         self._asking_s = 0.0
-        """What it took to ask for the slot of the coming snapshot, a boundary ahead of it."""
+        """Seconds to request the slot of the coming snapshot, a boundary ahead of it."""
         self._begun_here: Snapshot | None = None
         """The snapshot that began at the boundary at hand."""
         self._trial: Trial | None = None
         """The newest snapshot of a comparison, until its cost is known."""
         self._encoding: tuple[Layout, dict[str, str], str, str] | None = None
-        """The newest layout and codecs by class, and what they make together."""
+        """The newest layout and codecs by class, and the encoding computed from them."""
         self._early_s = 0.0
         """Before then no checkpoint goes to disk only because nothing is there, CLOCK_MONOTONIC."""
         self._early_tries = 0
@@ -366,7 +366,7 @@ class Saver:
         return save
 
     def _abandon(self, save: SaveHandle, reason: str) -> None:
-        """Gives a slot back that may be half filled, once nobody writes into it any more."""
+        """Give back a slot that may be half filled, once no copy writes into it any more."""
         assert self._rank.snapshotter is not None
         self._rank.snapshotter.abandon()
         self.flight = None
@@ -439,7 +439,7 @@ class Saver:
         self._trial = Trial(snapshot, save, decision, setting, self._rank.clock.boundary_s)
 
     def report_trial(self, now_s: float) -> None:
-        """At a boundary: what the checkpoint of a comparison has cost, once it has ended.
+        """At a boundary: report the cost of a comparison's checkpoint, once it has ended.
 
         A schedule ends with the copy, or once the next one is due: they must not be counted
         together.  A way of writing ends with the checkpoint durable.

@@ -1,11 +1,11 @@
-"""What a training script holds: attach(), the loop, and the parts of a session in one place.
+"""The Session that a training script gets: attach(), the loop, and its parts in one place.
 
     ckpt = autockpt.attach(model=model, optimizer=optimizer, scheduler=scheduler, data=loader)
     for step, batch in ckpt.batches(total):
         ...
 
-Each part is a class of its own with the parts that it uses (docs/decisions/0026).  Whatever fails
-in here is said once, shows in the report, and never ends the training.
+Each part is a class of its own with the parts that it uses (docs/decisions/0026).  A failure in
+here is reported once, shows in the report, and never ends the training.
 """
 
 import contextlib
@@ -123,12 +123,13 @@ class Session:
     def batches(self, total: int, *, until: int | None = None) -> Iterator[tuple[int, Any]]:
         """(step, batch) for the steps not yet trained; resumes the loader at the right batch.
 
-        `until`: the loop ends before that step, for what a script does once an epoch; that is a
-        part of the loop's last iteration, and the next loop goes on from there.
+        `until`: the loop ends before that step, so that the script can do its work of once an
+        epoch.  That work is a part of the loop's last iteration, and the next loop goes on from
+        there.
 
-        `data` must have been attached.  After the last step a final checkpoint is made durable.
-        Whoever leaves the loop early calls `step()` before it: else the iteration does not count.
-        A loop that is entered again goes on with the batch that comes next.
+        `data` must have been attached.  After the last step a final checkpoint is made durable.  A
+        script that leaves the loop early calls `step()` before it: else the iteration does not
+        count.  A loop that is entered again goes on with the batch that comes next.
         """
         if self._position.data is None:
             raise AutockptError("ckpt.batches() needs attach(data=...); or use ckpt.steps(total)")
@@ -156,7 +157,7 @@ class Session:
             self._closing.finish(final_checkpoint=True, reason="finished")
 
     def _let_build(self) -> None:
-        """What the script has built until now is filled; what it builds from here on may draw."""
+        """Fill the script's new parts; parts that it builds from here on may draw."""
         if self._rank.rebuilding is not None and not self._rank.rebuilding.look():
             self._rank.rebuilding.begin()
 
@@ -205,8 +206,8 @@ class Session:
     def own_boundary(self, total: int | None = None) -> None:
         """From now on `step()` alone ends iterations, the first one too.
 
-        For adapters: steps of optimizers and training forwards between two calls of `step()` belong
-        to one iteration, whatever they are.  `total`: the last step, which is made durable.
+        For adapters: all steps of optimizers and training forwards between two calls of `step()`
+        belong to one iteration.  `total`: the last step, which is made durable.
         """
         if total is not None:
             self._begin_loop(total)
@@ -324,11 +325,11 @@ class Session:
         """The loader, iterated by a loop of one's own: one pass is one epoch.
 
         After a restart its first pass is the rest of the epoch under way, in the order of then;
-        `loader.epoch` is that epoch's number.  A checkpoint made behind an epoch's last batch goes
-        on with the next one where the loop had asked for one batch more, as a `for` does; else
-        the first pass gives no batch.  `ahead`: batches that a framework fetches before it trains
-        the one that it has.  `name`: of each loader, where there are several.  `replace`: it takes
-        the place of one of that name, which is iterated no more.
+        `loader.epoch` is that epoch's number.  A checkpoint may be made behind an epoch's last
+        batch.  If the loop had asked for one batch more, as a `for` does, the first pass is the
+        next epoch; else it gives no batch.  `ahead`: batches that a framework fetches before it
+        trains the one that it has.  `name`: of each loader, where there are several.  `replace`: it
+        takes the place of one of that name, which is iterated no more.
 
         Raises ConfigError for a loader that cannot be resumed at a batch.
         """
@@ -339,7 +340,7 @@ class Session:
     def request_stop(self, reason: str = "the script asked for a stop") -> None:
         """Ends the training at the coming boundary, with a durable checkpoint, on all ranks.
 
-        `reason`: how it is named where it is said.
+        `reason`: its name in logs and reports.
 
         Callable from any thread and from a signal handler of the script, on one rank or on all.
         `batches` and `steps` end there, and `stopped` is True; a loop of one's own looks at it.
@@ -429,7 +430,7 @@ class Session:
     def _require_memory(self) -> None:
         """Raises ConfigError where a launch begins, and not even the least checkpoint has room.
 
-        A restart goes on all the same, and so does a script that nobody launched: both say it.
+        A restart goes on all the same, and so does a script without a launcher: both log it.
         """
         job, plan = self._job, self._rank.plan
         if not self._rank.begins_launch or self._client.slots:

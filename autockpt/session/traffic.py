@@ -1,8 +1,8 @@
 """Tells the keeper when the training's own network traffic runs, where the plan wants it.
 
-Collectives that Python calls are seen as they are.  DDP's run in C++, and a communication hook
-would be the script's to register: its traffic is taken to last from the end of a forward that
-gradients will be reduced for until the optimizer's step.
+Collectives that Python calls are seen as they are.  DDP's collectives run in C++, and only the
+script may register a communication hook.  So DDP's traffic counts from the end of a forward with
+gradients to reduce until the optimizer's step.
 """
 
 from collections.abc import Iterable

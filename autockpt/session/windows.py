@@ -1,4 +1,4 @@
-"""Snapshots in the idle windows of an iteration: their gate, and what the report is told of them.
+"""Snapshots in the idle windows of an iteration: their gate, and their reports.
 
 A profile of the same schedule gives the gate its windows before it has seen any.
 """
@@ -19,7 +19,7 @@ from autockpt.values.plan import Schedule, Staging
 from autockpt.values.profile import Profile
 
 DRAWN_EVERY = 50
-"""Every so many snapshots the windows and chunks of the iteration are told, for the report."""
+"""Every so many snapshots the windows and chunks of the iteration are sent to the report."""
 DRAWN_CHUNKS = 200
 
 

@@ -1,7 +1,7 @@
 """How torchelastic's agent is made to ask us: is this failure worth another start?
 
 The agent has no hook for it, so its class is replaced by a subclass in the one module that makes
-it; the ranks' logs are named by its own plug-in point.
+it.  The ranks' logs are named by the agent's own plug-in point.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ SHOWN_LINES = 200
 
 
 class Watch:
-    """What the agent asks us: is this failure worth another start?"""
+    """Answers the agent's question: is this failure worth another start?"""
 
     def __init__(self, request: Launch, console: Console, keeper: "KeeperBeside") -> None:
         run = request.run
@@ -148,7 +148,7 @@ class Watch:
         return times.ranks_s
 
     def _end_by(self, number: int, times: LauncherTimes) -> None:
-        """Storage that hangs keeps nobody: not what waits for it, and not this process."""
+        """Limit the end: storage that hangs holds neither its waiting threads nor this process."""
 
         def leave() -> None:
             # A terminal that is gone must not keep us either.
@@ -201,14 +201,14 @@ def _has_ended(pid: int) -> bool:
 
 
 def _trained(run: RunDirectory) -> int | None:
-    """Steps of the run and of those that processes in it have of their own: a sweep's progress."""
+    """Return the steps of the run and of its processes' own runs: a sweep's progress."""
     every = [run, *(RunDirectory(path) for path in own_runs(run.path))]
     steps = [step for step in (one.newest_step() for one in every) if step is not None]
     return sum(steps) if steps else None
 
 
 def times_now(notice_s: float | None) -> LauncherTimes:
-    """What there is time for when a signal comes now; `notice_s`: as the policy says."""
+    """Return the time left for each part of an end now; `notice_s`: from the policy."""
     left_s = allocation_left_s(os.environ, time.time())
     grace = grace_s(notice_s=notice_s, allocation_left_s=left_s, launcher_s=None)
     return launcher_times(grace)
@@ -217,7 +217,7 @@ def times_now(notice_s: float | None) -> LauncherTimes:
 def _root_cause(failures: dict[int, Any]) -> tuple[int, Any]:
     """(rank, failure) of what happened first: deaths by a signal take the other ranks with them.
 
-    SIGTERM is what the agent itself sends to the rest.
+    The agent itself sends SIGTERM to the others.
     """
 
     def order(entry: tuple[int, Any]) -> tuple[int, float, int]:

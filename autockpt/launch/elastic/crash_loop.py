@@ -1,8 +1,8 @@
-"""Whether a failed job is worth another start: pure, decided from what the last attempt showed.
+"""Whether a failed job is worth another start: pure, decided from the last attempt.
 
-A machine that dies comes back; a bug comes back too.  What tells them apart is what the script
-raised (`values.script_errors`), and progress: a newer step or a newer committed generation than at
-the failure before.
+A machine that dies comes back; a bug comes back too.  The exception of the script tells them apart
+(`values.script_errors`), and progress: a newer step or a newer committed generation than at the
+failure before.
 """
 
 import signal
@@ -20,7 +20,7 @@ less about the next attempt."""
 OWN_SIGNALS = frozenset(
     (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP)
 )
-"""A process raises these in itself, as it does an exception: nobody outside ends it so."""
+"""A process raises these in itself, as it does an exception; other processes do not send them."""
 STARTUP_S = 300.0
 """A script that has not attached after this time will not: a restart would begin from scratch."""
 
@@ -48,7 +48,7 @@ class Attempt:
     replaced: bool = False
     """A newer launch of this run took the directory over."""
     refused: bool = False
-    """Another live run owns the directory; newer steps are then those of its ranks."""
+    """Another live run owns the directory; newer steps are then steps of its ranks."""
 
 
 class CrashLoop:

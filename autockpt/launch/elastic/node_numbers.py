@@ -2,9 +2,9 @@
 
 A rendezvous numbers nodes by their names, so one lost or replaced machine may move all the others.
 Each would look for its checkpoints under its new number while its keeper holds them under the old
-one, and what every memory held would be read from storage.  So launchers tell each other through
-the rendezvous' store which numbers they had, and keep them; newcomers take what is free.  A job
-that goes on with fewer nodes has gaps in its numbers; ranks are counted in their order without.
+one.  All state in memory would then be read from storage.  So launchers tell each other through the
+rendezvous' store which numbers they had, and keep them; newcomers take what is free.  A job that
+goes on with fewer nodes has gaps in its numbers; ranks are counted in their order without.
 """
 
 import itertools
@@ -18,7 +18,7 @@ PREFIX = "autockpt/seats"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What one launcher has a right to."""
+    """The numbers that one launcher has a right to."""
 
     held: int | None = None
     """Its number in the former round."""
@@ -29,8 +29,8 @@ class Claim:
 def numbers(claims: Sequence[Claim]) -> tuple[int, ...]:
     """Number of every launcher's node, by the launcher's number in the rendezvous.
 
-    Who has one keeps it; then who has the keeper of a free one; the rest take the lowest that are
-    free.  One that two claim goes to the first of them.
+    A launcher with a number keeps it.  Then a launcher gets a free number whose keeper lives on its
+    machine; others take the lowest free numbers.  One that two claim goes to the first of them.
     """
     taken: dict[int, int] = {}
 

@@ -1,5 +1,4 @@
-"""Signals that end a job: what the launcher does with them before, during and after the ranks live,
-and what those beside it do.
+"""Signals that end a job: the reactions of the launcher and its sidecars.
 
 While ranks run, torchelastic's own handlers raise in the agent, which forwards the signal once.
 """
@@ -107,7 +106,7 @@ class Announced:
 
 
 def kill_groups(pids: Iterable[int]) -> None:
-    """Ends the processes, and what they have started, at once."""
+    """End the processes, and all processes that they have started, at once."""
     for pid in pids:
         with contextlib.suppress(OSError):
             os.killpg(pid, signal.SIGKILL)

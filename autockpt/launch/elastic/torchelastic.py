@@ -1,8 +1,8 @@
 """Starts the ranks of this node through torchelastic, in this process, and restarts them.
 
-torchelastic (torchrun's own agent) does the work: rendezvous, processes, monitoring, signals.  Ours
-are the boot module as the entry point, the contract in the environment, one log file per rank, and
-the verdict whether a failure is worth another start (`crash_loop`).
+torchelastic (torchrun's own agent) does the work: rendezvous, processes, monitoring, signals.  This
+module adds the boot module as the entry point, the contract in the environment, and one log file
+per rank.  It also decides whether a failure is worth another start (`crash_loop`).
 """
 
 import contextlib
@@ -35,8 +35,9 @@ MONITOR_S = 0.1
 """How often the agent looks at its ranks."""
 LIVELY = {"keep_alive_interval": 1, "keep_alive_max_attempt": 3, "last_call_timeout": 5}
 """Of torchelastic's rendezvous: a dead launcher is out after 3 s.  With its defaults (5 s, 3 times,
-last call 30 s) four nodes took 48 s to meet again after a loss, with these 5 s.  Every sign of
-life writes the state of all nodes to one store, so large jobs keep torchelastic's interval."""
+last call 30 s) four nodes took 48 s to meet again after a loss.  With these values they took 5 s.
+Every sign of life writes the state of all nodes to one store, so large jobs keep torchelastic's
+interval."""
 MANY_NODES = 128
 """From here on the defaults of torchelastic stand."""
 

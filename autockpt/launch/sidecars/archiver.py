@@ -9,7 +9,7 @@ NAME = "archive"
 
 
 def archivers(run: RunDirectory, wish: Archiving, console: Console) -> list[Sidecar]:
-    """Who archives what the run commits: one or nobody."""
+    """Return the archiver of the run's commits, if the policy wants one."""
     if wish.codec is None:
         return []
     if wish.lossy and wish.codec != "none":

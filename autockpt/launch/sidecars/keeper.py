@@ -10,7 +10,8 @@ WAIT_S = 60.0
 SEAL_S = 6.0
 LOOK_S = 0.01
 SHORT_S = 0.2
-"""It is told in any case, and waited for this long: with nothing left to do it is gone by then."""
+"""The keeper gets the message in any case; the launcher waits this long.  A keeper with nothing
+left to do is gone by then."""
 
 
 class KeeperBeside:

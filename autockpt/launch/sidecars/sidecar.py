@@ -15,7 +15,7 @@ from autockpt.launch.elastic.signals import Interrupted
 from autockpt.run_directory import RunDirectory
 
 PATIENCE_S = 600.0
-"""For what is left when the training has ended; it goes on by itself after that."""
+"""Time for remaining work when the training has ended; it goes on by itself after that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Which libraries a rank has imported, and which variables its script has set.
 
 A rank writes it down when its training is under way; its standby imports the same.  The user's own
-modules are not among them: they run anew, so that what they do when imported happens in every
+modules are not among them.  They run anew, so that their import effects happen in every
 incarnation, and an edited file is read.
 """
 
@@ -23,7 +23,7 @@ _environment: dict[str, str] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imports:
-    """What one rank had imported when its training was under way."""
+    """The imports of one rank when its training was under way."""
 
     schema_version: int = 1
     modules: dict[str, str] = field(default_factory=dict)

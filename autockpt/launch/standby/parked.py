@@ -2,9 +2,8 @@
 
 It is started with the rank's own command line and environment, by the same launcher, so that
 parent, session and exit code are a rank's.  Orders come over a socket, with the descriptors of the
-output.
-Before it becomes a rank it looks for what would tell it from a fresh one; it then refuses, and the
-launcher starts a fresh one.
+output.  Before it becomes a rank it looks for differences from a fresh process.  If there are any
+it refuses, and the launcher starts a fresh one.
 """
 
 import contextlib
@@ -39,7 +38,7 @@ READ_BY_LIBRARIES = (
     "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "CUDA_", "PYTORCH_", "TORCH_", "LD_", "MALLOC_",
     "PYTHON",
 )  # fmt: skip
-"""Beginnings of variables that are read in C, where nobody sees it."""
+"""Beginnings of variables that are read in C, where no hook sees it."""
 
 
 class Refusal(Exception):
@@ -152,7 +151,7 @@ class _World:
             self._files[file] = _stamp(file)
 
     def require_clean(self, changed: list[str]) -> None:
-        """Raises Refusal for what a fresh process would not have."""
+        """Raises Refusal for any difference from a fresh process."""
         self._require_unread(changed)
         torch: Any = sys.modules.get("torch")
         if self._problem:
@@ -186,7 +185,7 @@ class _World:
                 raise Refusal(f"{file} has changed since it was imported")
 
     def restore(self, environment: Mapping[str, str]) -> None:
-        """The environment of the order, with what the imports set."""
+        """Set the environment of the order, with the imports' changes."""
         os.environ.clear()
         os.environ.update(environment)
         for name, value in self._set.items():

@@ -1,8 +1,8 @@
 """The launcher's end: parks a process per rank while the job trains, hands it a rank at a restart.
 
 Everything happens on the agent's thread, in its ticks: the kernel ends a parked process with the
-thread that started it.  A standby that is missing, late or refuses costs nothing but the time that
-a cold start takes; the reason is said once.
+thread that started it.  A standby that is missing, late or refuses costs only the time of a cold
+start; the reason is logged once.
 """
 
 import contextlib

@@ -1,10 +1,10 @@
 """Calls something ahead of every call of a module, also where that is compiled.
 
-A hook of a compiled module is traced into its graph, where nothing of ours can run: a call of it
+A hook of a compiled module is traced into its graph, where our code cannot run.  A call of the hook
 breaks the graph, and `fullgraph=True` refuses that.  A module that was compiled in place is
-therefore called through a function that does it before the graph begins.  Where the module is
-part of a graph that others call (`torch.compile(module)` after attach), that graph is broken if
-it may be and somebody counts by it.
+therefore called through a function that does it before the graph begins.  The module may be part of
+a graph that others call (`torch.compile(module)` after attach).  That graph is broken if it may be
+and the count of iterations needs it.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,10 @@ class Forwards:
         unseen: Callable[[], None],
         needed: Callable[[], bool],
     ) -> None:
-        """`before(module)` is called ahead of a call; `unseen()` when calls will not be seen;
-        `needed()`: whether to see them is worth a break of a graph."""
+        """`before(module)` is called ahead of a call; `unseen()` when calls will not be seen.
+
+        `needed()`: whether seeing the calls is worth a break of a graph.
+        """
         self._before = before
         self._unseen = unseen
         self._needed = needed

@@ -2,8 +2,8 @@
 
 A checkpoint holds no gradients, so it has to be of a boundary behind an optimizer's step.  Ranks
 must decide alike and do not talk: they count iterations and steps, which are the same on all of
-them.  A rank's own gradients decide only where the count says nothing: before the first step of a
-process, and when a step does not come for much longer than the last one took.
+them.  A rank's own gradients decide only where the count gives no answer.  That is before the first
+step of a process, and when a step does not come for much longer than the last one took.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,9 @@
 """Whether the script will still enter a loop of ours: read from the code that runs now.
 
 With `attach` alone an iteration ends with an optimizer's step.  A script with a loop of ours may
-step before it as well (a learning rate finder, a sanity check), and those steps are none of its
-iterations.  The code of the frames on the stack says it: a call of `steps`, `batches` or `step` of
-the session stands behind the place that runs now.  What is not found so is counted as with `attach`
+step before it as well (a learning rate finder, a sanity check).  Those steps are not iterations of
+the loop.  The code of the frames on the stack shows it: a call of the session's `steps`, `batches`
+or `step` stands behind the running line.  A step without such a call is counted as with `attach`
 alone, and taken back when the loop begins.
 """
 

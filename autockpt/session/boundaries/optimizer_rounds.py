@@ -1,7 +1,7 @@
-"""What an iteration is where nobody says it and several optimizers step: every one has, once.
+"""The default iteration with several optimizers ends when every one has stepped once.
 
 That is known of optimizers that take turns (a GAN's).  Where one steps more often than another, an
-iteration may be a round of all, or each step of the busiest; only the script's loop knows.
+iteration may be a round of all, or each step of the busiest.  Only the script's loop knows.
 """
 
 from collections.abc import Iterable

@@ -1,9 +1,9 @@
 """An end that is announced: a signal, a launcher that died, or the script's own wish.
 
 All ranks agree on the coming boundary (the plan's two phases), make the last checkpoint there and
-leave.  Where the grace is too short, ranks are lost, or the boundary does not come, the newest
-checkpoint in memory is made durable instead, by the keepers alone.  Two threads meet here: the
-training thread at its boundaries, and one that counts the grace and ends the process with it.
+leave.  The grace may be too short, ranks may be lost, or the boundary may not come.  Then the
+keepers alone make the newest checkpoint in memory durable.  Two threads meet here: the training
+thread at its boundaries, and one that counts the grace and ends the process with it.
 """
 
 import os
@@ -38,7 +38,7 @@ FOREVER_S = 1e9
 
 @dataclass(slots=True)
 class Announcement:
-    """What was announced, and how far the answer is."""
+    """The announcement, and the state of the answer to it."""
 
     number: int
     """Of the signal; 0: the script's own wish, which is in no hurry."""
@@ -50,7 +50,7 @@ class Announcement:
     refused: str = ""
     """Why none is."""
     lost: bool = False
-    """Ranks are: those that are left are waited for by a launcher that starts all of them anew."""
+    """Ranks are lost: a launcher that starts all ranks anew waits for the remaining ones."""
 
     def left_s(self, until_s: float) -> float:
         """Until so long after the announcement."""
@@ -105,7 +105,7 @@ class Stopper:
         self._announce(number, signal.Signals(number).name)
 
     def _on_launcher_ended(self) -> None:
-        """Nobody else would end a rank that does not end by itself."""
+        """End this rank, which no other process would end."""
         pid = self._job.launcher_pid
         self._announce(signal.SIGTERM, f"the launcher (process {pid}) is gone")
         if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
@@ -169,7 +169,7 @@ class Stopper:
 
     @property
     def is_stopping(self) -> bool:
-        """A boundary may be the last one: what it needs is kept behind every step."""
+        """A boundary may be the last one: keep its inputs behind every step."""
         said = self._announced
         return said is not None and not said.refused
 
@@ -231,7 +231,7 @@ class Stopper:
         )
 
     def _durable_text(self) -> str:
-        """What a restart finds, as far as it is known now."""
+        """Return the checkpoint that a restart finds, as far as it is known now."""
         saves = self._client.saves
         durable, newest = saves.durable, saves.memory_committed
         if durable is not None and saves.has_begun(durable):
@@ -334,7 +334,7 @@ class Stopper:
 
 
 def _ends_with_launcher(job: Job, environ: Mapping[str, str]) -> bool:
-    """Whether the ranks are those of a launcher that looks after them, and that lives.
+    """Whether a live launcher that looks after its ranks has started these.
 
     Other parents are shells, which may end long before what they have started.
     """

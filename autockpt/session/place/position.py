@@ -1,9 +1,9 @@
 """Who puts the loop and the data where the checkpoint is: known, or the resume is refused.
 
-A resume sets the state.  The script's loop and its data go on from there only when the script asks
-for it: by a loop of ours, by reading `ckpt.step_count`, or by data that keeps its own place.  A
-loop that begins at 0 would train the state of step 135 with the data of step 0, so the script ends
-with exit code 91.  Loops of frameworks begin at 0 whatever a callback reads.
+A resume sets the state.  The script's loop and its data continue from there only when the script
+asks for it.  It may use a loop of ours, read `ckpt.step_count`, or have data that keeps its own
+place.  A loop that begins at 0 would train the state of step 135 with the data of step 0.  So the
+script ends with exit code 91.  Loops of frameworks begin at 0 even if a callback reads the step.
 """
 
 import types
@@ -45,7 +45,7 @@ _WITHOUT_PLACE = (
 
 
 def is_script(data: object) -> bool:
-    """What was attached as data says that the script sees to it."""
+    """The attached data means that the script places its own data."""
     return isinstance(data, str) and data == SCRIPT
 
 

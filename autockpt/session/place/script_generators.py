@@ -47,10 +47,10 @@ class ScriptGenerators:
         models: Mapping[str, torch.nn.Module],
         known: Iterable[Any],
     ) -> None:
-        """Finds them from `frame` outwards, and puts their states back: the script is about to
-        train, and may have drawn meanwhile what it draws at every start.
+        """Find them from `frame` outwards, and put their states back.
 
-        `known`: generators that somebody else saves.
+        The script is about to train, and may meanwhile have repeated the draws of every start.
+        `known`: generators that are saved otherwise.
         """
         self.has_looked = True
         self._found = dict(_found(frame, models, {id(one) for one in known}))

@@ -3,7 +3,7 @@
 Wires telemetry (what this run measures of itself) to the pure parts: profiles -> policies.decide
 for a run that came without a profile, tuner.Controller afterwards.  The training thread only
 appends to a queue here; everything else happens beside it, and a failure leaves the plan as it is.
-What the controller is told and answers is written down, so that every change can be played again.
+The controller's inputs and answers are recorded, so that every change can be replayed.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ THINK_S = 0.25
 ANSWER_S = 5.0
 """A proposal may be on its way to all ranks for so long before it is made again."""
 LENGTH_TOLERANCE = 0.05
-"""The expected length of the run is told again when it changed by this fraction."""
+"""The controller gets the expected length of the run again when it changed by this fraction."""
 SIZE_TOLERANCE = 1.25
 """A profile of a state larger or smaller by this factor is of another job."""
 OBSERVED_CHECKPOINTS = 3
@@ -45,7 +45,7 @@ OBSERVED_CHECKPOINTS = 3
 OBSERVED_BLOCKS = 3
 """Telemetry blocks of iterations; the first holds the warm-up and is dropped."""
 REMEMBER_S = 1.0
-"""What the controller has seen is written down this often, where there is anything new."""
+"""The controller's observations are written down this often, if there are new ones."""
 
 
 class TunerHost(Protocol):
@@ -66,7 +66,7 @@ class TunerHost(Protocol):
 
 
 class AutoTuner:
-    """Rank 0's planner.  What it is told is cheap to tell, from any thread."""
+    """Rank 0's planner.  Calls that bring it news are cheap, from any thread."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class AutoTuner:
         takes a millisecond, so one a second is enough."""
         self._step = 0
         self._new = False
-        """Something was told that the next process should know."""
+        """It has received news that the next process should know."""
         self._run_s = 0.0
         self.total: int | None = None
         """Steps of the whole run, where the loop says so."""
@@ -111,7 +111,7 @@ class AutoTuner:
         self._thread.start()
 
     def _start(self) -> PlanProposal | None:
-        """What the plan in force was decided by at this start; None: it is the one before."""
+        """Return the proposal behind this start's plan; None: the plan is the one before."""
         proposal = self._controller.start()
         if proposal is None or self._controller.observing:
             if proposal is not None:
@@ -254,7 +254,7 @@ class AutoTuner:
         self._host.propose(proposal.plan)
 
     def _withhold(self, proposal: PlanProposal, now: float) -> None:
-        """The policy only observes: what would have been changed is said."""
+        """The policy only observes: report the change that would have been made."""
         memory, disk = intervals_of(proposal.plan)
         self._host.emit(
             t.PlanChangeWithheld(
@@ -314,7 +314,7 @@ class AutoTuner:
 
 
 def _renewed(choice: Choice, offer: PlanProposal) -> Choice:
-    """What was re-tuned, with the reason and numbers of the change."""
+    """Return the re-tuned choice, with the reason and numbers of the change."""
     if choice.name == "staging":
         return _rescheduled(choice, offer)
     if choice.name == "codec":
@@ -338,7 +338,7 @@ def _renewed(choice: Choice, offer: PlanProposal) -> Choice:
 
 
 def _rescheduled(choice: Choice, offer: PlanProposal) -> Choice:
-    """The staging after a comparison: what was predicted stays beside what was seen."""
+    """The staging after a comparison: predictions stay beside observations."""
     if offer.kind == "write":
         return _rewritten(choice, offer)
     if offer.kind != "schedule":
@@ -373,7 +373,7 @@ def _rewritten(choice: Choice, offer: PlanProposal) -> Choice:
 
 
 def _recoded(choice: Choice, offer: PlanProposal) -> Choice:
-    """The codec after a change; what was expected of the codecs stays in the numbers."""
+    """The codec after a change; the expectations of the codecs stay in the numbers."""
     if offer.kind != "codec":
         return choice
     codec = offer.plan.tier("disk").codec
@@ -387,7 +387,7 @@ def _recoded(choice: Choice, offer: PlanProposal) -> Choice:
 
 
 class _Samples:
-    """What the first iterations of a run showed."""
+    """The measurements from the first iterations of a run."""
 
     def __init__(self) -> None:
         self.quiet: list[float] = []

@@ -2,9 +2,9 @@
 
 A stop is agreed on in the same way: the boundary at which all ranks make the last checkpoint.
 
-The listening thread prepares a plan and answers with the step the loop stands at; the loop promises
-not to pass that step by more than a margin before the second phase.  A boundary that reaches the
-margin waits, bounded: a change of the plan may cost a moment and never the training.
+The listening thread prepares a plan and answers with the step the loop stands at.  The loop
+promises not to pass that step by more than a margin before the second phase.  A boundary that
+reaches the margin waits, bounded: a change of the plan may cost a moment and never the training.
 """
 
 import threading

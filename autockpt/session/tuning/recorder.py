@@ -56,7 +56,7 @@ class Recorder:
         self._file = None
 
     def disown(self) -> None:
-        """In a forked child: what the parent has not flushed yet, the parent will write."""
+        """In a forked child: leave unflushed lines to the parent, which will write them."""
         file, self._file = self._file, None
         if file is not None:
             with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nothing:
