@@ -10,10 +10,10 @@
     ckpt.close()
 
 All that was prepared, was registered for checkpointing or counts inside of the accelerator is found
-there.  The prepared loaders stay in use, with what they do for devices, ranks and accumulation; the
+there.  The prepared loaders stay in use, with their work for devices, ranks and accumulation; the
 DataLoader inside each is one that knows its place.  An iteration is one with a step of the
-optimizer: micro-batches before it belong to it.  What a script does behind its inner loop belongs
-to the last iteration of the epoch.
+optimizer: micro-batches before it belong to it.  Code of a script behind its inner loop belongs to
+the last iteration of the epoch.
 """
 
 import atexit

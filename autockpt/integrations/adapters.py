@@ -1,6 +1,6 @@
 """Which frameworks have an adapter, how a script of theirs is known, and its one line.
 
-No framework is imported: a script is known by the packages that it imports and by what it calls.
+No framework is imported: a script is known by the packages that it imports and by its calls.
 """
 
 import ast

@@ -3,9 +3,9 @@
     trainer = autockpt.integrations.huggingface.protect(Trainer(...))
     trainer.train()
 
-A callback alone cannot do it: Trainer decides where its loop begins before any callback runs, and
-what belongs to a step (evaluation, the log, its own save) goes on behind the last one.  `protect`
-therefore wraps bound methods of the one trainer that it is given:
+A callback alone cannot do it.  Trainer decides where its loop begins before any callback runs, and
+a step's evaluation, log and own save go on behind the last one.  `protect` therefore wraps bound
+methods of the one trainer that it is given:
 
     get_train_dataloader        remembers the loader
     _init_training_state        prepares early, attaches (which restores), says where to begin
@@ -49,7 +49,7 @@ OF_THIS_START = frozenset({
     "train_batch_size", "is_local_process_zero", "is_world_process_zero", "is_hyper_param_search",
     "trial_name", "trial_params",
 })  # fmt: skip
-"""Fields of TrainerState that the arguments and the rank say, whatever was saved."""
+"""Fields of TrainerState that this start's arguments and rank set, even if others were saved."""
 
 
 def protect(trainer: Any, *, run_dir: str | None = None, **attached: Any) -> Any:
@@ -140,7 +140,7 @@ class _Protection:
         return self._begun(begins)
 
     def prepare_for_training(self, max_steps: int, loader: Any, resume: str | None) -> Any:
-        """What was prepared ahead of attach."""
+        """Return the objects prepared ahead of attach."""
         if self._prepared is None:
             return self._old["_prepare_for_training"](max_steps, loader, resume)
         model, _ = self._prepared
@@ -201,7 +201,7 @@ class _Protection:
             self._boundary()
 
     def finalize_training(self, *arguments: Any, **named: Any) -> Any:
-        """Ends the session while the weights are those of the last step."""
+        """End the session while the model still has the weights of the last step."""
         if self._ckpt is not None:
             self._ckpt.close()
             self._trainer.args.eval_on_start |= bool(self._saved.get("eval_on_start"))
@@ -320,9 +320,9 @@ class _Sums(TrainerCallback):  # type: ignore[misc]
 class AutockptCallback(TrainerCallback):  # type: ignore[misc]
     """Chooses when Trainer saves its own files: `Trainer(callbacks=[AutockptCallback()])`.
 
-    The interval is Young's: sqrt(2 C M), for the cost C of a save as it is measured here and a mean
-    time M between failures.  Set `save_strategy="no"`.  Nothing else is protected: Trainer resumes
-    by `resume_from_checkpoint`, as exactly as it does.
+    The interval is Young's: sqrt(2 C M).  C is the measured cost of a save, M a mean time between
+    failures.  Set `save_strategy="no"`.  Nothing else is protected: Trainer resumes by
+    `resume_from_checkpoint`, as exactly as it does.
     """
 
     def __init__(

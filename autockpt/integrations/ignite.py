@@ -85,7 +85,7 @@ class ProtectedEngine(OverSession):
 
 
 class _Counters:
-    """Iteration, epochs and what the script has registered in `state_dict_user_keys`."""
+    """Iteration, epochs and the script's entries in `state_dict_user_keys`."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -104,7 +104,10 @@ class _Counters:
         self.put_back()
 
     def put_back(self) -> None:
-        """What was loaded.  The engine counts epochs from the iteration, as Ignite does."""
+        """Put the loaded counters back.
+
+        The engine counts epochs from the iteration, as Ignite does.
+        """
         engine, loaded = self._engine, self._loaded
         for name in ("iteration", "epoch_length", "max_epochs", "max_iters"):
             setattr(engine.state, name, loaded[name])

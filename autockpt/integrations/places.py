@@ -189,7 +189,7 @@ def generation_folder(path: str, generation: str | None = None) -> str:
 
 
 def good_generations(directory: str) -> list[str]:
-    """Those that a restore would take, oldest first: not what a later start left behind.
+    """Return the generations that a restore would take, oldest first, without abandoned ones.
 
     Raises NoCheckpointError when there is none, StorageError when the lineage cannot be read.
     """
@@ -214,7 +214,7 @@ def good_generations(directory: str) -> list[str]:
 
 
 def _chain(directory: str, committed: "Iterable[GenerationRecord]") -> "tuple[TermParent, ...]":
-    """What the newest start goes on from, and so on back."""
+    """Return the newest start's parent, and so on back."""
     from autockpt.executors.protocol.selection import newest_chain
     from autockpt.executors.storage.directory import CheckpointDirectory
 

@@ -1,8 +1,8 @@
-"""What a lossy generation costs the user's own training: losses after a resume, against lossless.
+"""The cost of a lossy generation for the user's own training: losses after a resume.
 
 Several lossless resumes with other data orders show how far losses spread by chance.  The lossy
-resume has the data order of the middle one of them, so that being inside the spread means that the
-loss of bits is worth less than a change of order.
+resume has the data order of the middle one of them.  If it lies inside the spread, the loss of bits
+matters less than a change of order.
 """
 
 import os
@@ -66,7 +66,10 @@ def middle_seed(losses: Sequence[Sequence[float]]) -> int:
 
 
 def stored_quality(archive: Archive, name: str) -> Quality | None:
-    """What was measured of a generation; None: nothing.  Raises ConfigError for a damaged file."""
+    """Return the stored measurement of a generation; None: none.
+
+    Raises ConfigError for a damaged file.
+    """
     path = os.path.join(archive.path, name + SUFFIX)
     try:
         with open(path, "rb") as file:

@@ -1,7 +1,7 @@
 """An archive, open: any rows of any tensor of any member, decoded back to the last full one.
 
-Every frame is checked against the digest of what came out when it was made, so a damaged or
-exchanged predecessor is found where it is used.  May be used from threads.
+Every frame is checked against the digest of its decoded bytes at the time of writing.  So a damaged
+or exchanged predecessor is found where it is used.  May be used from threads.
 """
 
 import os
@@ -55,7 +55,7 @@ class Archive:
     """Reads; close it when done."""
 
     def __init__(self, path: str) -> None:
-        """Raises ConfigError for what is no archive, StorageError."""
+        """Raises ConfigError if `path` is no archive, StorageError."""
         self.path = path
         try:
             with open(os.path.join(path, NAME), "rb") as file:
@@ -105,7 +105,7 @@ class Archive:
             return self._files[name]
 
     def chain(self, name: str) -> list[MemberFile]:
-        """A member and those that it needs, itself first.
+        """Return a member and the members that it needs, itself first.
 
         Raises CorruptCheckpointError when one is missing or another one than it was made against.
         """

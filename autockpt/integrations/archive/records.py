@@ -1,4 +1,4 @@
-"""What an archive says of itself: settings of the directory, index of a member."""
+"""An archive's records: settings of the directory, index of a member."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -120,7 +120,7 @@ class Member:
     groups: tuple[StoredGroup, ...]
     ranks: tuple[RankPart, ...]
     lost_before: str = ""
-    """Of a generation that was lossy when it was archived: what had been lost, in words."""
+    """The earlier loss, in words, of a generation that was lossy when it was archived."""
 
     @property
     def lossy(self) -> bool:

@@ -1,8 +1,8 @@
 """A member of an archive as a run from which `attach` goes on, marked where it is lossy.
 
-The images are those of the archived generation, rank by rank: the same tensors cut in the same way,
-random states, place in the data.  What is lossy says so in the skeleton, which every restore reads,
-and in the COMMIT, which `ls` and `show` read.
+The images are the archived generation's, rank by rank: the same tensors cut in the same way, random
+states, place in the data.  A lossy one is marked in the skeleton, which every restore reads, and in
+the COMMIT, which `ls` and `show` read.
 """
 
 import contextlib
@@ -67,13 +67,13 @@ def restore_member(
 
 
 def lossy_of(path: str, name: str) -> str:
-    """What a restore of a member says of its losses; "" for a lossless one."""
+    """Return a member's losses, as a restore reports them; "" for a lossless one."""
     with contextlib.closing(Archive(path)) as archive:
         return lossy_note(archive, archive.open(name).member)
 
 
 def lossy_note(archive: Archive, member: Member) -> str:
-    """For people: what was lost, and what is known of its effect; "": nothing was."""
+    """Return the losses and their known effect, for people; "": none."""
     if not member.coded_lossy:
         return member.lost_before
     found = stored_quality(archive, member.generation)

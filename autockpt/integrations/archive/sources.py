@@ -1,7 +1,7 @@
 """A committed generation as groups of tensors: parameters with their Adam moments, and the rest.
 
-What the optimizers name is put together from all ranks and must be the same wherever it stands
-twice; everything else (buffers, random states, attached objects) is each rank's own.
+State that the optimizers name is put together from all ranks, and copies of it must be equal.
+Everything else (buffers, random states, attached objects) is each rank's own.
 """
 
 import json
@@ -53,7 +53,7 @@ class Source:
         self.images.close()
 
     def ranks(self) -> tuple[RankPart, ...]:
-        """What the image of each rank is made of."""
+        """Return the parts of each rank's image."""
         return tuple(self._rank(rank) for rank in self.images.ranks)
 
     def _rank(self, rank: int) -> RankPart:

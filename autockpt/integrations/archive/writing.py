@@ -1,7 +1,7 @@
 """Committed generations into an archive, one after the other; originals are only read.
 
-A block of at most `BLOCK_ELEMENTS` of one group is in memory per worker, with what it is compared
-to and what comes out of it.
+Each worker holds a block of at most `BLOCK_ELEMENTS` of one group in memory, with its base and its
+encoded result.
 """
 
 import concurrent.futures

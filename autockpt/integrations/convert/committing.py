@@ -1,4 +1,4 @@
-"""Generations written by a tool: the lease, the fence and the COMMIT are those of a keeper."""
+"""Generations written by a tool, with the lease, the fence and the COMMIT of a keeper."""
 
 import contextlib
 import os
@@ -14,8 +14,8 @@ from autockpt.values.generation import Generation
 class GenerationsOf:
     """Writes generations to a checkpoint directory of which it holds the lease.
 
-    Everything that another run relies on happens as with a keeper: the term is claimed, what it
-    goes on from is written down, and a newer term fences it.
+    Everything that another run relies on happens as with a keeper.  The term is claimed, its parent
+    is written down, and a newer term fences it.
     """
 
     def __init__(self, path: str) -> None:
@@ -53,7 +53,7 @@ class GenerationsOf:
         self._open = None
 
     def close(self) -> None:
-        """Gives the lease back; what is not committed is dropped."""
+        """Give the lease back; uncommitted generations are dropped."""
         if self._open is not None:
             self._directory.trash(self._open)
             self._open = None

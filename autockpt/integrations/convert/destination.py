@@ -1,7 +1,7 @@
 """Where an export goes: made beside its place, then moved there as a whole, or not at all.
 
-What stands there already is replaced on demand only, and only when it looks like an export: a wrong
-path after --force must not cost a directory of somebody's work.
+An existing target is replaced on demand only, and only when it looks like an export.  A wrong path
+after --force must not cost a directory of the user's work.
 """
 
 import contextlib

@@ -43,7 +43,7 @@ Tell = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What an export wrote."""
+    """The result of an export."""
 
     generation: str
     step: int
@@ -55,7 +55,7 @@ class Exported:
     left_out: tuple[str, ...]
     """What of the generation is not in it."""
     lossy: str = ""
-    """What was lost before the generation was written, in words; "": nothing."""
+    """The loss before the generation was written, in words; "": none."""
 
 
 def export(
@@ -101,7 +101,7 @@ def export(
 
 
 def _chosen(tree: Tree, target: str, *, everything: bool) -> tuple[Tree, tuple[str, ...]]:
-    """The part of the state that the target takes, and what it does not."""
+    """Return the part of the state that the target takes, and the names of the others."""
     if target == "hf":
         return hugging_face_part(tree)
     if target != "safetensors":

@@ -28,7 +28,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """Which image of which generation somebody writes."""
+    """The image of a generation that a writer makes."""
 
     directory: str
     run_id: str
@@ -71,8 +71,8 @@ def write_image(
     """Writes one image and its index, durable.
 
     `read`: the elements of a tensor, by name, in pieces that follow one another; each is asked for
-    once.  `owner`: as `plan_layout` has it.  What the skeleton's progress lists under `nan` may
-    hold NaN.  Raises ConfigError for names that cannot stand, StorageError.
+    once.  `owner`: as `plan_layout` has it.  Tensors that the skeleton's progress lists under `nan`
+    may hold NaN.  Raises ConfigError for names that cannot stand, StorageError.
     """
     text = json.dumps(skeleton, separators=(",", ":")).encode()
     known_nan = map(str, (skeleton.get("progress") or {}).get("nan") or ())

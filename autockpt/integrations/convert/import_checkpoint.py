@@ -1,7 +1,7 @@
 """Checkpoints of others into a generation of ours, from which `autockpt.attach` goes on.
 
-What they do not say (random states, the place in the data, often the optimizer) is not made up: the
-image is marked as partial, and whatever it leaves out stays as the script built it.
+Missing parts (random states, the place in the data, often the optimizer) are not made up.  The
+image is marked as partial, and the missing parts stay as the script built them.
 """
 
 import os
@@ -44,12 +44,11 @@ def import_tree(
 ) -> Exported:
     """Makes a new run directory whose only checkpoint is `tree`, as a whole or not at all.
 
-    `lossy`: what the tree has lost, in words, which every restore says.  `models`: first parts of
-    names in its model that are those of a model of its own, as `GenerationTree` has them.
-    `known_nan`: stored tensors that held NaN before the training; None: not known.
-    `left_out`: what of the source is not in the tree.
-    `progress` gets the bytes written and their total.  Raises ConfigError for a tree without a
-    model, CorruptCheckpointError or StorageError.
+    `lossy`: the tree's losses in words, which every restore reports.  `models`: first parts of
+    names in its model that belong to a model of their own, as in `GenerationTree`.  `known_nan`:
+    stored tensors that held NaN before the training; None: not known.  `left_out`: parts of the
+    source that are not in the tree.  `progress` gets the bytes written and their total.  Raises
+    ConfigError for a tree without a model, CorruptCheckpointError or StorageError.
     """
     state = _State(tree, models)
     names, aliases = state.untied()
@@ -126,7 +125,7 @@ class _State:
         return found
 
     def untied(self) -> tuple[list[str], dict[str, str]]:
-        """(names to store, other name -> stored name): what is one tensor is stored once."""
+        """(names to store, other name -> stored name): a tensor of two names is stored once."""
         first: dict[int, str] = {}
         kept = {name: first.setdefault(id(t), name) for name, t in self.tensors.items()}
         return list(first.values()), {n: stored for n, stored in kept.items() if n != stored}

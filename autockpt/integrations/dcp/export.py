@@ -54,7 +54,7 @@ def _inner(wrapper: CheckpointException, path: str) -> Exception:
 
 
 class StandIns:
-    """Tensors without bytes, from which torch plans, for those that are read later."""
+    """Tensors without bytes from which torch plans; the real tensors are read later."""
 
     def __init__(self) -> None:
         self._sources: dict[int, LazyTensor] = {}
@@ -126,7 +126,7 @@ class _Writer(FileSystemWriter):
 
 
 FILE_BYTES = 2**28
-"""What an export holds in memory at a time, when tensors are smaller than that."""
+"""The most bytes of an export in memory at a time, when tensors are smaller than that."""
 
 
 def _bytes(item: WriteItem) -> int:

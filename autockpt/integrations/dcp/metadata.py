@@ -1,9 +1,9 @@
 """The `.metadata` of a torch.distributed.checkpoint directory, read without trusting it.
 
 It is a pickle, and unpickling runs what the file says.  Here a name in the file stands for one of a
-few classes of our own that do nothing but keep what they are given; every other name is an error.
-The classes are made anew for each file, because a pickle may set attributes on whatever it names.
-The only module that imports pickle: the test of the walls makes an exception for it.
+few classes of our own that only keep their arguments.  Every other name is an error.  The classes
+are made anew for each file, because a pickle may set attributes on any class that it names.  The
+only module that imports pickle: the test of the walls makes an exception for it.
 """
 
 import io
@@ -18,7 +18,7 @@ from autockpt.executors.image.container import MAX_DIMENSIONS
 from autockpt.values.errors import AutockptError, CorruptCheckpointError
 
 MAX_METADATA_BYTES = 2**28
-"""Larger ones exist on thousands of ranks; nobody compares those with this tool."""
+"""Larger ones exist on thousands of ranks, which this tool does not support."""
 
 _DCP = "torch.distributed.checkpoint"
 _RECORDS = {
@@ -54,7 +54,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DcpMetadata:
-    """What a directory holds."""
+    """The contents of a directory."""
 
     entries: dict[str, Entry]
     paths: dict[str, tuple[str | int, ...]]

@@ -38,10 +38,10 @@ from autockpt.values.errors import ConfigError
 class GenerationReader(StorageReader):
     """Lets `dcp.load` read a generation of ours, in one process (`no_dist=True`) or in several.
 
-    Keys are those of an export: "model", "optimizer" (by parameter names, as
-    `get_optimizer_state_dict` gives it), other attached objects by their names, "step".  Every
-    chunk is compared with its digest; ranks may ask for other parts than were written.  Warns
-    (UserWarning) of a generation that came back from a lossy archive.
+    Keys are an export's: "model", "optimizer" (by parameter names, as `get_optimizer_state_dict`
+    gives it), other attached objects by their names, "step".  Every chunk is compared with its
+    digest; ranks may ask for other parts than were written.  Warns (UserWarning) of a generation
+    that came back from a lossy archive.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class GenerationReader(StorageReader):
         self._close()
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """What the generation holds, in torch's words."""
+        """Return the contents of the generation, in torch's words."""
         stands = StandIns()
         flat, mappings = flatten_state_dict(stands.of(self._open().tree))
         self._leaves = {key: stands.source(leaf) for key, leaf in flat.items()}

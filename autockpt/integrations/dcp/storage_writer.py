@@ -4,8 +4,8 @@
     dcp.save(state, storage_writer=writer)
 
 DCP's planner decides which rank writes what; every rank writes one image, and the coordinator
-commits.  The keys of the state need not be those of `autockpt.attach`: where each value stood is
-written into the image, as `tree` in its skeleton, and `GenerationReader` gives the same keys back.
+commits.  The keys of the state may differ from the keys of `autockpt.attach`.  The image records
+the place of each value, as `tree` in its skeleton, and `GenerationReader` gives the same keys back.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from autockpt.values.errors import ConfigError, CorruptCheckpointError
 class GenerationWriter(StorageWriter):
     """Lets `dcp.save` and `dcp.async_save` write generations of ours, from one process or many.
 
-    The directory is leased from the first save to `close` or the end of the process: a live run in
+    The directory is leased from the first save to `close` or the end of the process.  A live run in
     it is an error, and a later one fences this writer.  Old generations are not deleted here.
     """
 

@@ -168,7 +168,7 @@ def _read(path: str, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) ->
 
 
 def tied_names(tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> dict[str, str]:
-    """Other name -> stored name, of those that the metadata of a file gives."""
+    """Other name -> stored name, as the metadata of a file gives them."""
     return {
         name: kept for name, kept in metadata.items() if kept in tensors and name not in tensors
     }

@@ -1,7 +1,7 @@
 """Files of `torch.save`, read with `weights_only=True` and nothing else.
 
-What we write holds only what such a reader takes: tensors, numbers, texts, lists, dicts and the
-like; numpy's scalars and arrays become numbers and tensors.  The only module that calls torch.save
+Our files hold only types that such a reader takes: tensors, numbers, texts, lists, dicts and the
+like.  numpy's scalars and arrays become numbers and tensors.  The only module that calls torch.save
 and torch.load: the test of the walls makes an exception for it.
 """
 

@@ -79,7 +79,7 @@ class Autockpt(_CALLBACK):  # type: ignore[misc]
             self._fit.finish()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """The fit fails: what is in memory is kept for the next start."""
+        """The fit fails: keep the checkpoint in memory for the next start."""
         if self._fit is not None:
             self._fit.fail()
 

@@ -131,7 +131,7 @@ def _is_optimizer(value: Any) -> bool:
 
 
 def _samplers(loader: Any) -> list[Any]:
-    """Those that shuffle by the epoch, as Fabric finds them."""
+    """Return the samplers that shuffle by the epoch, as Fabric finds them."""
     batches = getattr(loader, "batch_sampler", None)
     found = [getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)]
     return [one for one in found if callable(getattr(one, "set_epoch", None))]

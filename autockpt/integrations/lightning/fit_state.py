@@ -1,8 +1,8 @@
-"""What a fit consists of beside model, optimizers and schedulers.
+"""The state of a fit beside model, optimizers and schedulers.
 
-Counters of all loops; the place in each loader; callbacks, data module and precision plugin; what
-has been logged: sums of the epoch under way and torchmetrics that hold them, because a scheduler,
-or early stopping, may follow them.
+That is the counters of all loops, the place in each loader, callbacks, data module and precision
+plugin.  It includes the logged values (sums of the epoch under way, and torchmetrics that hold
+them).  A scheduler, or early stopping, may follow them.
 """
 
 from collections.abc import Mapping
@@ -128,7 +128,7 @@ class FitState:
                 _put_metric(metrics[name], saved)
 
     def put_results_back(self) -> None:
-        """What was logged, once nothing resets it any more."""
+        """Put the logged values back, once nothing resets them any more."""
         trainer, connector = self._trainer, self._trainer._logger_connector
         state = self._loaded or {}
         loops, logged = trainer.fit_loop, state["logged"]

@@ -1,8 +1,8 @@
 """A fit under protection: its loops, loaders and signals.
 
-An iteration ends when the loop of batches goes on to the next one: validation, schedulers, loggers
-and the end of an epoch are over by then.  A resumed fit must not restart as Lightning's do (they
-skip a validation, take a batch that trains nothing for one, or leave out a scheduler): the loops
+An iteration ends when the loop of batches goes on to the next one.  Validation, schedulers, loggers
+and the end of an epoch are over by then.  A resumed fit must not restart as Lightning's do: they
+skip a validation, count a batch that trains nothing, or leave out a scheduler.  Instead the loops
 get their counters back and go on as if nothing had happened.
 """
 
@@ -119,7 +119,7 @@ class ProtectedFit:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Everything is built: from here on random numbers are those of the training."""
+        """Everything is built: from here on random numbers belong to the training."""
         self._state.put_results_back()
         set_rng_state(self._rng)
         self._rng = None

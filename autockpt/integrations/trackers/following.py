@@ -23,7 +23,7 @@ def follow(ckpt: Any, *sinks: Sink) -> "Following | None":
     """Sends values of the run of `ckpt` to trackers, from now until it ends.
 
     On ranks other than 0, and while a profile is taken, it does nothing and returns None.  A
-    tracker that fails is given up, which is said once; the training goes on.
+    tracker that fails is given up and logged once; the training goes on.
     """
     ckpt = getattr(ckpt, "session", ckpt)  # of an adapter's object
     job = getattr(ckpt, "_job", None)
@@ -52,7 +52,7 @@ class Following:
         self._thread = threading.Thread(target=self._follow, name="autockpt-trackers", daemon=True)
 
     def start(self) -> None:
-        """From here on; what the files have of former processes has been sent by those."""
+        """Send from here on; former processes have sent the older lines."""
         for file in self._files():
             self._offsets[file] = file.stat().st_size
         self._thread.start()
@@ -101,7 +101,7 @@ class Following:
         return sorted(found, key=lambda event: event.at_s)
 
     def _read(self, file: Path) -> list[Event]:
-        """Whole lines; those that another version wrote are left out."""
+        """Return whole lines, without lines from another version."""
         events: list[Event] = []
         with contextlib.suppress(OSError), open(file, "rb") as opened:
             opened.seek(self._offsets.get(file, 0))
@@ -119,7 +119,7 @@ class Following:
 
 
 def _run_id(run_dir: str) -> str:
-    """Of run.json; a run that nobody launched is named by its directory."""
+    """Return the id in run.json; a run without a launcher is named by its directory."""
     info = None
     with contextlib.suppress(Exception):
         info = RunDirectory(run_dir).read_info()

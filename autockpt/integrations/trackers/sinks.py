@@ -12,7 +12,7 @@ class Sink(Protocol):
     """Called on the thread that follows, in the order of the events."""
 
     def begin(self, step: int, run_id: str) -> None:
-        """The training goes on at `step`; what a chart has of later steps is not true any more."""
+        """The training goes on at `step`; a chart's points of later steps are not true any more."""
 
     def send(self, step: int, values: Mapping[str, float], wall_s: float) -> None:
         """Values by name, measured at a step; `wall_s`: seconds since 1970."""
@@ -22,7 +22,7 @@ class Sink(Protocol):
 
 
 class TensorBoard:
-    """Event files in a directory; what a rewind trains anew replaces the points of before."""
+    """Event files in a directory; retrained steps replace their former points after a rewind."""
 
     def __init__(self, log_dir: str) -> None:
         self._log_dir = log_dir

@@ -5,8 +5,8 @@
      "scheduler": ..., other attached objects by their names, "step": 400}
 
 It is put together from the images of all ranks: tensors from their parts, optimizers from what each
-rank says of its own parameters.  What belongs to one rank (random states, the place in the data) is
-left out; of buffers and attached objects that several ranks have, the first rank's are taken.  What
+rank says of its own parameters.  Per-rank state (random states, the place in the data) is left out.
+Of buffers and attached objects that several ranks have, the first rank's are taken.  What
 `torch.distributed.checkpoint` saved has the keys that it was saved by.
 """
 
@@ -45,7 +45,7 @@ class GenerationTree:
         self.name = os.path.basename(os.path.abspath(folder))
         self.step = commit.step
         self.lossy = lossy_mark(commit.records)
-        """What was lost before it was written, in words; "": nothing."""
+        """The loss before it was written, in words; "": none."""
         self._images = Images(folder, commit, ranks)
         try:
             if rank is None:
@@ -133,7 +133,7 @@ class _StateTree:
         return list(dict.fromkeys(p for one in self._skeletons for p in one["optimizers"]))
 
     def _parameters_and_buffers(self) -> Tree:
-        """What no optimizer, attached object or extra state refers to."""
+        """Return tensors that no optimizer, attached object or extra state refers to."""
         parts = [value for part in ("others", "modules") for _, value in self._first(part)]
         owned = {name for part in parts for name in state_tree.tensor_names(part)}
         prefixes = tuple(

@@ -24,7 +24,7 @@ class LazyTensor:
     dtype: torch.dtype
     shape: tuple[int, ...]
     part: Callable[[Box], torch.Tensor]
-    """A box of it in host memory, checked against whatever digests its format has.
+    """A box of it in host memory, checked against the digests that its format has.
 
     Raises CorruptCheckpointError or StorageError."""
 
@@ -88,7 +88,7 @@ def tensors_of(tree: Any) -> list[LazyTensor]:
 
 
 def materialised(tree: Any, *, tell: Callable[[int], None] = lambda nbytes: None) -> Any:
-    """The tree with real tensors; what was one tensor in two places is one again.
+    """Return the tree with real tensors; one tensor in two places stays one.
 
     `tell` gets the bytes of each tensor that was read.
     """

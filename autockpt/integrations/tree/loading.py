@@ -27,7 +27,7 @@ class Source:
 
     tree: Tree
     lossy: str = ""
-    """What was lost before it was written, in words; "": nothing that we know of."""
+    """The loss before it was written, in words; "": none that we know of."""
     models: frozenset[str] = frozenset()
     """As `GenerationTree.models` says, of a generation of ours."""
     known_nan: frozenset[str] | None = None
@@ -43,8 +43,8 @@ def opened(
     """A checkpoint; its tensors can be read until the block ends.
 
     `whole`: of a directory of weights also the files of optimizer, scheduler and step beside them,
-    which are read into memory.
-    Raises ConfigError for what is none, CorruptCheckpointError for damage.
+    which are read into memory.  Raises ConfigError if it is no checkpoint, CorruptCheckpointError
+    for damage.
     """
     if not os.path.exists(path):
         raise ConfigError(f"{path}: no such file or directory")
