@@ -7,13 +7,13 @@ A callback alone cannot do it.  Trainer decides where its loop begins before any
 a step's evaluation, log and own save go on behind the last one.  `protect` therefore wraps bound
 methods of the one trainer that it is given:
 
-    get_train_dataloader        remembers the loader
-    _init_training_state        prepares early, attaches (which restores), says where to begin
-    _prepare_for_training       hands over what was prepared
-    _run_epoch                  lets the loader go on instead of skipping batches
-    _load_rng_state             puts the random state back
-    _maybe_log_save_evaluate    the boundary, behind all that belongs to the step
-    _finalize_training          the end, before the best model is loaded
+* `get_train_dataloader` remembers the loader.
+* `_init_training_state` prepares early, attaches (which restores), and returns the first step.
+* `_prepare_for_training` returns the prepared objects.
+* `_run_epoch` lets the loader go on instead of skipping batches.
+* `_load_rng_state` puts the random state back.
+* `_maybe_log_save_evaluate` is the boundary, behind all work that belongs to the step.
+* `_finalize_training` is the end, before the best model is loaded.
 
 `AutockptCallback` is the other, smaller thing: it only chooses when Trainer saves its own files.
 """

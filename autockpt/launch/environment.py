@@ -1,15 +1,15 @@
 """The launcher's environment variables for trainers, and the signs of a foreign launcher.
 
-    AUTOCKPT_RUN_DIR        the run directory, absolute
-    AUTOCKPT_MODE           run, profile, or restore-plan (`autockpt restore --dry-run`)
-    AUTOCKPT_LAUNCH_ID      random hex of one launcher: the same for all of its restarts
-    AUTOCKPT_LAUNCHER_PID   its process
-    AUTOCKPT_NODE           number of this node, which stays when others are lost (several nodes)
-    AUTOCKPT_RESUME_FROM    roll back to this generation (optional)
-    AUTOCKPT_FRESH          1: start a new lineage (optional)
-    AUTOCKPT_NO_PROFILE     1: do not measure during the first iterations (optional)
-    AUTOCKPT_PLAN_FOR       folder of the checkpoint to plan for (mode restore-plan)
-    AUTOCKPT_RESTART_DECIDED_S  CLOCK_MONOTONIC at which the launcher decided to restart (restarts)
+* AUTOCKPT_RUN_DIR: the run directory, absolute
+* AUTOCKPT_MODE: run, profile, or restore-plan (`autockpt restore --dry-run`)
+* AUTOCKPT_LAUNCH_ID: random hex of one launcher: the same for all of its restarts
+* AUTOCKPT_LAUNCHER_PID: its process
+* AUTOCKPT_NODE: number of this node, which stays when others are lost (several nodes)
+* AUTOCKPT_RESUME_FROM: roll back to this generation (optional)
+* AUTOCKPT_FRESH: 1: start a new lineage (optional)
+* AUTOCKPT_NO_PROFILE: 1: do not measure during the first iterations (optional)
+* AUTOCKPT_PLAN_FOR: folder of the checkpoint to plan for (mode restore-plan)
+* AUTOCKPT_RESTART_DECIDED_S: CLOCK_MONOTONIC at which the launcher decided to restart (restarts)
 
 torchelastic adds RANK, WORLD_SIZE, TORCHELASTIC_RESTART_COUNT and so on.
 """

@@ -26,8 +26,8 @@ TUNABLE = "glibc.cpu.x86_non_temporal_threshold"
 THRESHOLD_BYTES = 2**20
 """Within what glibc's rule gives on whole machines."""
 PIECE_BYTES = 4 * 2**20
-"""Bytes per memcpy call of a copy (`copying.py`): small enough to publish progress, large enough
-for full bandwidth, if the bound is not above."""
+"""Bytes per memcpy call of a copy (`snapshot/copy_engine.py`): small enough to publish progress,
+large enough for full bandwidth, if the bound is not above."""
 
 GAIN = 1.25
 """Times as fast that pieces must be with the bound: measured were 1.0 to 1.1 and 1.8."""

@@ -1,8 +1,8 @@
 """How the keepers of a run find and trust each other: `control/` in the checkpoint directory.
 
-    control/secret          32 random bytes, 0600: whoever reads it belongs to the run
-    control/node-000.json   where the keeper of a node listens, written anew for every incarnation
-    control/round.json      the newest incarnation of a job on several nodes (see `agreement`)
+* `control/secret`: 32 random bytes, 0600; a process that can read it belongs to the run.
+* `control/node-000.json`: the address of a node's keeper, written anew for every incarnation.
+* `control/round.json`: the newest incarnation of a job on several nodes (`launch/rendezvous.py`).
 
 The directory is 0700 and lies on the file system that all nodes share.  Only files and addresses
 live here, no connection.

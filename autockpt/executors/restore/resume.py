@@ -217,11 +217,11 @@ def _open_copy(
 ) -> ShardSources:
     """Open this rank's shard, fetched from another node and lent like its neighbours' shards."""
     if link.rank not in lent.neighbours:
-        raise CorruptCheckpointError("peer: what was fetched was not handed over")
+        raise CorruptCheckpointError("peer: the keeper did not hand over the fetched shard")
     arena, capacity = lent.neighbours[link.rank]
     index = read_trailer(arena.view[capacity:])
     if index is None or index.root != order.source.root or index.generation != order.generation:
-        raise CorruptCheckpointError(f"peer: what was fetched is not {order.generation}")
+        raise CorruptCheckpointError(f"peer: the fetched shard is not of {order.generation}")
     return shards_of_node(link.rank, SlotSource(arena, index), lent.neighbours, folder)
 
 

@@ -6,7 +6,8 @@ tensors take one batched call.  Measured beside training: more threads, pacing o
 all cost the training or the fence more.  A nice'd thread stays on a busy core: 50 ms became 400.
 Long slices keep the copy out of the way of threads that wake for a moment (`timeslice.py`).  Stores
 past the caches halve the cost of a copy on some machines (`memcpy_threshold.py`).  With a gate the
-pieces move in the windows of the iteration in which the training idles (`window_gate.py`).
+pieces move in the windows of the iteration in which the training idles
+(`throttle/idle_windows.py`).
 """
 
 import ctypes

@@ -366,7 +366,7 @@ def _tensor_into(live: Any, saved: torch.Tensor) -> torch.Tensor:
 
 
 def _emptied(value: dict[Any, Any]) -> dict[Any, Any]:
-    """Of the same kind, as far as `statetree` knows it."""
+    """Of the same kind, as far as `state_tree` knows it."""
     if type(value) is collections.defaultdict:
         return collections.defaultdict(value.default_factory)
     kinds = (collections.OrderedDict, collections.Counter)

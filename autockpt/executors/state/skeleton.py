@@ -45,7 +45,7 @@ class KeptRandomState:
         self._section: dict[str, Any] = {}
 
     def encode(self, state: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
-        """As `statetree.encode` of what `rng_state` gave."""
+        """As `state_tree.encode` of the result of `rng_state`."""
         section = {name: self._generator(name, value, tensors) for name, value in state.items()}
         kept = self._section
         if section.keys() != kept.keys() or any(section[name] is not kept[name] for name in kept):

@@ -1,4 +1,4 @@
-"""The schema of a skeleton: what stands in a shard beside its tensors.
+"""The schema of a skeleton: the part of a shard beside its tensors.
 
     progress    {"step": int >= 0, ...}
     rng         a value
@@ -14,7 +14,7 @@
     tree        [[[key, ...], value], ...]                                      optional
     partial, lossy                                            optional; bool, text
 
-A value is what `statetree` decodes.  Digests prove that the bytes are unchanged; they do not prove
+`state_tree` decodes each value.  Digests prove that the bytes are unchanged; they do not prove
 that autockpt wrote them.  So every field is checked once, when a skeleton is read, and later
 readers find the types that they expect.
 """

@@ -1,11 +1,11 @@
 """The checkpoint directory: lease, shards, commits, retention.
 
-    RUN                       run id and format, created with the directory
-    terms/t-000007           one file per incarnation, which is never replaced: the fence
-    ckpt-t0007-step-00000042/   shard-00003-a1.safetensors, idx-00003-a1.json, ..., COMMIT
-    decisions/t-000007        what an incarnation resumed from: the lineage
-    trash/                    renamed here before anything is removed
-    spare/                    shard files of retired generations, kept for their blocks
+* `RUN`: run id and format, created with the directory.
+* `terms/t-000007`: one file per incarnation, which is never replaced: the fence.
+* `ckpt-t0007-step-00000042/`: shard-00003-a1.safetensors, idx-00003-a1.json, ..., COMMIT.
+* `decisions/t-000007`: the generation that an incarnation resumed from: the lineage.
+* `trash/`: everything is renamed into it before it is removed.
+* `spare/`: shard files of retired generations, kept for their blocks.
 
 Truth is the listing of valid COMMITs, each written last.  An operation either happened or did not;
 nothing is repaired by guessing.  The directory stands on a file system, or in an object store under

@@ -1,9 +1,10 @@
 """The keeper's look at its ranks: marks in, an incident bundle out when they stand still.
 
-incidents/20261126-193000-node-000/
-    incident.json      what was found, one record a rank
-    rank-00003.txt     its stacks, state and what the kernel says it waits in
-    machine.txt        load, memory, mounts that hang
+A bundle, such as `incidents/20261126-193000-node-000/`, has:
+
+* `incident.json`: the findings, one record a rank
+* `rank-00003.txt`: its stacks, its state and the kernel function that it waits in
+* `machine.txt`: load, memory, mounts that hang
 """
 
 import contextlib

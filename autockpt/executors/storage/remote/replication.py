@@ -1,9 +1,9 @@
 """Copies of good generations in an object store, by the rules of the checkpoint directory.
 
-    RUN                                        whose copies they are
-    terms/t-000007                            the directory's claims: the fence
-    decisions/t-000007                         the lineage
-    ckpt-t0007-step-00000042/shard-..., COMMIT   COMMIT is put last and deleted first
+* `RUN`: the run of the copies.
+* `terms/t-000007`: the directory's claims: the fence.
+* `decisions/t-000007`: the lineage.
+* `ckpt-t0007-step-00000042/shard-..., COMMIT`: COMMIT is put last and deleted first.
 
 There is no rename and no lock, so unique objects (RUN, a claim, a COMMIT) are put only if nothing
 is there yet.  Of two directories that continue the same run, one is thus fenced.  The directory

@@ -1,8 +1,10 @@
 """The container of a block of tensors: its kind, the digests of its base and of its output.
 
-    magic, kind, number of tensors and streams, digest of the base's bytes
-    per tensor: dtype, digest of the decoded bytes
-    per stream: length; then the streams, then the digest of all before it
+1. magic, kind, number of tensors and streams, digest of the base's bytes
+2. per tensor: dtype, digest of the decoded bytes
+3. per stream: length
+4. the streams
+5. the digest of all before it
 
 The decoder passes the dtypes and shapes that it expects.  The frame decides no allocation, and a
 frame of other tensors is refused.

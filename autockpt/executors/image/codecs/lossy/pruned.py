@@ -1,14 +1,14 @@
 """One parameter with its moments, pruned together and quantised: the symbols, and back.
 
-    symbols of dW   one per element, 0: pruned
-    symbols of m    one per kept weight, 0: pruned
-    symbols of v    one per kept moment
-    centres         of dW, m and v; those of v are found in the domain of logarithms, so that small
-                    ones stay small and none is 0
-    rows, columns   what pruned second moments come back as (`fill`)
+* Symbols of dW: one per element, 0: pruned.
+* Symbols of m: one per kept weight, 0: pruned.
+* Symbols of v: one per kept moment.
+* Centres of dW, m and v.  The centres of v are found in the domain of logarithms, so that small
+  ones stay small and none is 0.
+* Rows, columns: the factors from which pruned second moments come back (`fill`).
 
-Restoring takes one rounded operation per element and is
-therefore the same, to the bit, on every machine and device.
+Restoring takes one rounded operation per element.  It is therefore the same, to the bit, on every
+machine and device.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """ExCP's joint weight-momentum pruning: which entries of a parameter are worth storing.
 
-    kept weight    |dW| > min(CLAMP, alpha / sqrt(mean v)) * median |dW|
-    kept momentum  |m|  > beta * mean |m|, and its weight is kept; v goes with m
+* Kept weight: |dW| > min(CLAMP, alpha / sqrt(mean v)) * median |dW|.
+* Kept momentum: |m| > beta * mean |m|, and its weight is kept; v goes with m.
 
 dW is the residual against the reconstructed predecessor, m and v are Adam's first and second
 moment.  Source: Li et al., ExCP (ICML 2024), section 3.2, with the tensor's mean of v as in the
