@@ -21,7 +21,7 @@ class Adapter:
     module: str
     """Below `autockpt.integrations`, where its last part is its public name."""
     extra: str
-    """Of `pip install autockpt[...]`; also the environment of its tests."""
+    """The extra in `pip install autockpt[...]`; also the environment of its tests."""
     packages: tuple[str, ...]
     """A script that imports one of them..."""
     calls: tuple[str, ...]
@@ -154,7 +154,7 @@ class OverSession:
     """The object of an adapter: it has all members of its session that it has not of its own."""
 
     session: Any
-    """As `autockpt.attach` returns it."""
+    """The session that `autockpt.attach` returned."""
 
     def __getattr__(self, name: str) -> Any:
         """`save`, `report`, `request_stop`, `stopped`, `restored` and others."""

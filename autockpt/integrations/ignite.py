@@ -39,7 +39,7 @@ class ProtectedEngine(OverSession):
         self._engine = engine
         self._counters = _Counters(engine)
         self.session: Any = autockpt.attach(engine=self._counters, restore="tensors", **attach)
-        """As `autockpt.attach` returns it."""
+        """The session that `autockpt.attach` returned."""
         self.session.own_boundary()
         self._seen = engine.state.iteration
         self._over = self._counters.is_over()

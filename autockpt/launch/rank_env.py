@@ -35,7 +35,7 @@ class RankPlace:
     local_size: int
     """Ranks of its node; they follow one another."""
     nodes: int
-    """Of the job."""
+    """The number of nodes of the job."""
 
 
 def rank_and_world(environ: Mapping[str, str]) -> tuple[int, int]:

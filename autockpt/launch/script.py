@@ -12,4 +12,4 @@ class Script:
     module: bool
     args: tuple[str, ...]
     shown: str
-    """As the user wrote it."""
+    """The script as the user wrote it."""

@@ -38,7 +38,7 @@ ATTACHES = 1000
 """The round of an incarnation counts restarts in steps of this, and between them the attaches of
 one process to the same run."""
 _calls = 0
-"""Of `current_job`, which all ranks call equally often."""
+"""The number of calls of `current_job`, which all ranks call equally often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

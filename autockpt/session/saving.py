@@ -47,7 +47,7 @@ class Trial:
     """Its boundary, before anything was done there."""
     iterations: int = 0
     iterated_s: float = 0.0
-    """Of these iterations, without stalls."""
+    """Seconds of these iterations, without stalls."""
 
 
 class Saver:

@@ -27,7 +27,7 @@ PIECE_BYTES = 2**19
 """A piece that fits a core's own cache."""
 MAX_DIMENSIONS = 64
 MAX_HEAD_BYTES = 64 * 2**20
-"""Of a header and a boundary group that are digested a second time by themselves."""
+"""The most bytes of a header and a boundary group that get a second digest of their own."""
 _TRAILER_MAGIC = b"ACKPTTR1"
 _TRAILER_HEAD = len(_TRAILER_MAGIC) + 8 + 32
 
@@ -39,7 +39,7 @@ class StoredChunk:
     offset: int
     length: int
     digest: str
-    """Of the stored bytes."""
+    """Digest of the stored bytes."""
     base: str = ""
     """Digest of the base's chunk of the same number, which decoding needs; "": it stands alone.
     A chunk of length 0 is that chunk."""
@@ -67,7 +67,7 @@ class ImageIndex:
     """xxh3-128, hex.  A reader that only lists the contents of a shard checks these bytes alone."""
     codec: str = "none"
     stored: tuple[StoredChunk, ...] = ()
-    """Of an encoded shard file: one per chunk; empty for a plain image."""
+    """The chunks of an encoded shard file, one per chunk; empty for a plain image."""
     base: Generation | None = None
     """Whose shard of the same rank holds the bases of chunks that have one."""
 
@@ -220,7 +220,7 @@ class ImageHeader:
     true_dtypes: dict[str, str]
     """torch dtype names where they differ from the stored one."""
     parts: dict[str, StoredPart]
-    """Of tensors that are a part only; the others are whole."""
+    """The parts of divided tensors; the others are whole."""
     known_nan: frozenset[str] = frozenset()
     """Tensors in which NaN stood before the training."""
 

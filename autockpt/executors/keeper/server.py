@@ -74,7 +74,7 @@ class Trainer:
     note: str = ""
     """What its end is worth, beside the reason."""
     step: int = 0
-    """Of its end."""
+    """The step of its end."""
     launched: bool = False
     """`autockpt run` writes itself how it ended."""
     wanted: wire.SlotsWanted | None = None

@@ -48,7 +48,7 @@ class RankMemory:
     board: Arena | None = None
     slots: list[Arena] = field(default_factory=list)
     records: list[Arena] = field(default_factory=list)
-    """Of boundaries, as in `saving.boundary_record`; empty: the rank makes none."""
+    """Records of boundaries, as in `saving.boundary_record`; empty: the rank makes none."""
     chunk_bytes: int = 0
     trailer_bytes: int = 0
     room: Room | None = None

@@ -78,7 +78,7 @@ class SlotsGiven:
     image_bytes: int
     slots: int
     chunk_bytes: int
-    """Of the digests; a trainer hands it back when a new keeper adopts the slots."""
+    """Chunk size of the digests; a trainer hands it back when a new keeper adopts the slots."""
     window_bytes: int = 0
     """The one slot is a window: so much of an image may be in memory; 0: images are held whole."""
     blocking: bool = False
@@ -134,7 +134,7 @@ class ChunksWanted:
     shard: int
     chunks: tuple[int, ...]
     number: int
-    """Of this request of the rank."""
+    """The number of this request of the rank."""
     elsewhere: bool = False
     """Not from where they came before: that is damaged."""
 
@@ -348,7 +348,7 @@ class ExchangeEnded:
     reason: str = ""
     """Why not; empty: they have."""
     digests: tuple[str, ...] = ()
-    """Of the chunks that came, as they stand in memory."""
+    """Digests of the chunks that came, as they stand in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,7 +356,7 @@ class StateSuspect:
     """Keeper to trainers of its node: a generation holds NaN."""
 
     reason: str
-    """Which, where, and what follows."""
+    """The generation, the rank and tensor, and the consequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,8 @@ def page_align(count: int) -> int:
 
 
 READING_TABLE_BYTES = 4 * 2**20
-"""Of the memory in which ranks of a node read together: who needs and has which chunk."""
+"""Bytes of the table in the memory in which a node's ranks read together: the chunks that each rank
+needs and has."""
 READING_HUGE_MARK = PAGE_BYTES - 1
 """Byte of that table which is 1 when all that stands behind the table is in huge pages."""
 

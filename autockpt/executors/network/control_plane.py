@@ -150,7 +150,7 @@ class Peers:
         self._grace_s = grace_s
         self._nonce = secrets.token_hex(8)
         self._framer = Framer()
-        """Of `send`, on the thread that calls it."""
+        """The framer of `send`, on the thread that calls it."""
         self._secret = b""
         self._incarnation: p.Incarnation | None = None
         self._nodes: frozenset[int] = frozenset()
@@ -159,7 +159,8 @@ class Peers:
         self._host = ""
         self._listener: socket.socket | None = None
         self._peers: dict[int, _Peer] = {}
-        """Those with a connection, a queue, or a call to come; the others of the job have none."""
+        """Nodes with a connection, a queue, or a call to come; other nodes of the job have no
+        entry."""
         self._callees: set[int] = set()
         """Nodes that may have to be called."""
         self._gone: set[int] = set()

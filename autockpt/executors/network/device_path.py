@@ -45,7 +45,7 @@ class DeviceLinks:
     interface: str
     """Network interface that plays the devices' network."""
     bytes_per_s: float
-    """Of both hops: device to peer device, and device to host."""
+    """The rate of both hops: device to peer device, and device to host."""
 
     def gate(self, limit_bytes_per_s: float = 0.0) -> Throttle:
         """A new link, no faster than a limit; 0: none."""

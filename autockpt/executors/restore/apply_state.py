@@ -19,7 +19,7 @@ class RestoredState:
     """What came out of the shards beside the tensors that are in place already."""
 
     skeleton: Any
-    """Of the home shard; its optimizers stand in `optimizers`."""
+    """The skeleton of the home shard; its optimizers stand in `optimizers`."""
     optimizers: dict[str, SavedOptimizer]
     tensors: dict[str, torch.Tensor]
     """Optimizer state and private tensors, in new host memory."""

@@ -35,8 +35,8 @@ from autockpt.executors.storage.shard_file import run_parallel
 TOUCHERS = 2
 """Threads: 0.63 GB/s of a hypervisor's pages, where one got 0.36."""
 STEP_S = 0.002
-"""Of a thread's own time; between two steps it waits for the interpreter, for longer than that
-while the rank plans."""
+"""Seconds of a thread's own time per step.  Between two steps it waits for the interpreter, for
+longer than that while the rank plans."""
 SLACK = 4
 """A guess may be too small by this part of it; the rest is address space and no memory."""
 

@@ -38,7 +38,7 @@ class Merged:
     progress: dict[str, Any]
     """Step, and the position of the loader as `DataPosition.load` takes it (None: none saved)."""
     rng: dict[str, Any]
-    """As `set_rng_state` takes it."""
+    """The random state for `set_rng_state`."""
     notices: tuple[str, ...] = ()
     """Differences from the saved state: sentences for the user."""
 

@@ -29,7 +29,8 @@ from autockpt.executors.snapshot.tensor_specs import describe
 from autockpt.executors.state.live_state import LiveState
 
 OWN_BYTES = 2**20
-"""Of tensors that no other rank is known to hold, such as step counts: these are recorded."""
+"""The most bytes of tensors that no other rank is known to hold, such as step counts: these are
+recorded."""
 
 
 class HoldPlan:
@@ -42,7 +43,7 @@ class HoldPlan:
         self.canaries = [one for group in recipe.shares.groups for one in group.canaries]
         self._own = [e for e in recipe.entries if e.spec.name not in recipe.shares.ranges]
         self.own_ranges = _joined([(entry.offset, entry.end) for entry in self._own])
-        """Of the image, recorded beside the boundary group."""
+        """Ranges of the image that are recorded beside the boundary group."""
         self._targets: weakref.WeakKeyDictionary[Arena, list[torch.Tensor]] = (
             weakref.WeakKeyDictionary()
         )

@@ -44,7 +44,7 @@ class CanaryGroup:
     names: list[str]
     views: list[torch.Tensor]
     memory: list[memoryview]
-    """Of the views, where this process can read it."""
+    """Memory of the views, where this process can read it."""
 
     def take(self, *, moved: bool = False) -> bytes:
         """Their bytes as of now; waits for a device.

@@ -19,10 +19,10 @@ from autockpt.executors.snapshot.replica_shares import Agreement, ReplicaGroup, 
 PIECE_BYTES = 2**20
 """Digested between two questions whether the training waits."""
 WAITED_SHARE = 0.001
-"""Of its time that the training waits for a comparison."""
+"""The fraction of its time that the training waits for a comparison."""
 LEAST_WAIT_S, MOST_WAIT_S = 0.0003, 0.05
 BUSY_SHARE = 0.005
-"""Of its time that the copy thread reads shares of others."""
+"""The fraction of its time that the copy thread reads shares of others."""
 DEVICE_BYTES = 64 * 2**20
 """That a device copies for it at one checkpoint; one section at least."""
 

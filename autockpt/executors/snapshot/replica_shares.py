@@ -19,7 +19,7 @@ from autockpt.executors.snapshot.optimizer_hooks import CanaryGroup, canary_grou
 Members = tuple[int, ...]
 
 SECTIONS = 16
-"""Of a share; a difference names one section."""
+"""Sections of a share; a difference names one section."""
 CUT_BYTES = 2**20
 """A tensor of more bytes may be cut between two sections."""
 
@@ -67,9 +67,9 @@ class ReplicaGroup:
     """Names, shapes and types, as text."""
     canaries: list[CanaryGroup]
     name: str
-    """Of all holders and the form."""
+    """A name of all holders and the form."""
     own: int
-    """Which share this rank stores."""
+    """The number of the share that this rank stores."""
     shares: list[list[Section]]
     """By member its share, in sections."""
 

@@ -29,11 +29,12 @@ from autockpt.executors.snapshot.copy_plan import CopyPlan, slot_tensor, stored_
 
 FIRST_SNAPSHOTS = 10
 FIRST_SHARE, LATER_SHARE = 0.1, 0.01
-"""Of the bytes, probed in each of the first snapshots, and in each later one on average."""
+"""The fraction of the bytes probed in each of the first snapshots, and in each later one on
+average."""
 LEAST_BYTES = 64 * 2**10
 """Probed in a snapshot of a small state."""
 DRAWN_BYTES = 16 * 2**20
-"""Of the rows of one tensor of a device."""
+"""The most bytes of rows drawn from one tensor of a device."""
 ROW_ELEMENTS = 256
 """A row that is drawn: neighbours, wherever the rows of the tensor begin."""
 SAMPLE_BYTES = 2 * 2**20

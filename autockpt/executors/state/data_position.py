@@ -76,13 +76,13 @@ class DataPosition:
         self._start = 0
         """Samples of the epoch's order that were taken before the rest was shared out anew."""
         self._order: EpochOrder | None = None
-        """Of this epoch; None when it has not begun or nothing is known of its sampler."""
+        """The order of this epoch; None before it begins, or when its sampler is unknown."""
         self._sharing: dict[str, Any] = {}
         """What this epoch's states say of it: start, order and share, or nothing."""
         self._shuffle: Any = None
-        """As `shuffle_of`, from the moment the epoch's iterator was made."""
+        """The state from `shuffle_of`, from the moment the epoch's iterator was made."""
         self._others: Any = None
-        """As `others_of`, from the same moment; None where a checkpoint has none."""
+        """The state from `others_of`, from the same moment; None where a checkpoint has none."""
         self._new_workers = True
         """This epoch drew a seed for workers; with persistent ones only the first epoch does."""
         self._plain: Any = loader
@@ -273,7 +273,7 @@ class DataPosition:
 
     _rebuilt: Iterator[Any] | None = None
     _stream: Iterator[Any] | None = None
-    """Of `next`."""
+    """The iterator of `next`."""
 
     def _epoch(self) -> Iterator[Any]:
         if self._rebuilt is not None:

@@ -82,7 +82,7 @@ class LiveState:
         self._axes = axes
         self._inventory: TensorIndex | None = None
         self._built: Structure | None = None
-        """As `attach` found it."""
+        """The structure that `attach` found."""
         self.script_generators: Callable[[], Mapping[str, Any]] = dict
         """States of the random generators that the script holds, by name."""
         self._random, self._groups = KeptRandomState(), KeptOptimizers()

@@ -45,7 +45,7 @@ class EpochOrder:
     length: int
     """Samples of an epoch over all replicas, without padding."""
     seed: int | None = None
-    """Of a DistributedSampler; None for others, and when it does not shuffle."""
+    """Seed of a DistributedSampler; None for others, and when it does not shuffle."""
 
     @property
     def drawn(self) -> bool:

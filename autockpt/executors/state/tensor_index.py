@@ -31,7 +31,8 @@ class Anchors:
         self._dicts, self._lists = dicts, lists
         self._lengths = self._measure()
         self._full = [each for each in dicts if each]
-        """Of the others the length says all: most modules have no buffers or no children."""
+        """The non-empty dicts.  For the others the length is enough: most modules have no buffers
+        or no children."""
         self._keys = tuple(chain.from_iterable(self._full))
         self._values = tuple(chain.from_iterable(map(_values, self._full)))
         self._items = tuple(chain.from_iterable(lists))
@@ -106,7 +107,8 @@ class TensorIndex:
     roots: list[tuple[torch.optim.Optimizer, Any, Any, list[Any]]]
     """(optimizer, its state, its groups, the list of parameters of each group)."""
     holdings: dict[str, LocalShard]
-    """Of those in `lazy` that are a part of something, or that other ranks hold as well."""
+    """The holdings of tensors in `lazy` that are a part of something, or that other ranks hold as
+    well."""
     distributed: tuple[str, ...]
     """Tensors whose local part is asked for anew every time."""
     units: list[Any]

@@ -115,7 +115,7 @@ class CheckpointDirectory:
         self._place = place_of(path)
         self._verified: set[Generation] = set()
         self._run: RunFile | None = None
-        """As it was opened."""
+        """The run file, as it was opened."""
         self._mount = ""
         """Where the file system is mounted that it was opened on; "" where that is not known."""
         self._claim: TermFile | None = None

@@ -27,7 +27,7 @@ from autockpt.values.errors import CorruptCheckpointError, StorageError
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 _NOT_RESERVED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-"""Of file systems and kernels that do not reserve: the file grows as it is written."""
+"""Errors of file systems and kernels that do not reserve: the file grows as it is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ class Quality:
     lossless: tuple[float, ...]
     """Mean loss of each lossless resume, in the order of the seeds."""
     seed: int
-    """Of the lossy resume."""
+    """The seed of the lossy resume."""
     lossy: float
     """Its mean loss."""
     command: str

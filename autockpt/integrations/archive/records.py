@@ -26,7 +26,7 @@ class ArchiveFile:
     schema_version: int = 1
     format: str = FORMAT
     run_id: str
-    """Of the run whose history it is."""
+    """The id of the run whose history it is."""
     codec: Codec
     full_every: int
     """Every so many members one is lossless and needs no other; 1: all are."""
@@ -108,13 +108,13 @@ class Member:
     generation: str
     step: int
     codec: Codec
-    """Of this member: "none" for a full one."""
+    """The codec of this member: "none" for a full one."""
     base: str
     """Generation that it needs, "" for none."""
     base_digest: str
-    """Of that member's index, hex."""
+    """The digest of that member's index, hex."""
     raw_bytes: int
-    """Of the tensors as they were."""
+    """Bytes of the original tensors."""
     created_s: float
     """Seconds since 1970, of the generation."""
     groups: tuple[StoredGroup, ...]

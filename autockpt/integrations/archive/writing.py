@@ -40,7 +40,7 @@ from autockpt.values.generation import Generation
 from autockpt.values.record import to_json
 
 BLOCK_ELEMENTS = 2**22
-"""Of one tensor: enough for sound statistics, some 200 MB with everything that is made of it."""
+"""Elements of one tensor per block: enough for sound statistics, some 200 MB with all results."""
 WORKERS = 2
 """Blocks at a time; torch and zstd work without the interpreter's lock."""
 FULL_EVERY = 8

@@ -36,7 +36,7 @@ from autockpt.values.errors import ConfigError
 
 TARGETS = ("safetensors", "hf", "dcp", "torch")
 MAX_SHARD_BYTES = 5 * 10**9
-"""As Hugging Face's own limit."""
+"""Hugging Face's own limit."""
 
 Tell = Callable[[int], None]
 
@@ -51,7 +51,7 @@ class Exported:
     path: str
     tensors: int
     bytes: int
-    """Of the tensors."""
+    """Bytes of the tensors."""
     left_out: tuple[str, ...]
     """What of the generation is not in it."""
     lossy: str = ""

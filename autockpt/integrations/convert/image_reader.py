@@ -22,7 +22,7 @@ from autockpt.integrations.tree.lazy_tree import LazyTensor, empty
 from autockpt.values.errors import ConfigError, CorruptCheckpointError, StorageError
 
 HELD_BYTES = 2**26
-"""Of chunks that are kept, of however many images; two at least."""
+"""Bytes of chunks that are kept, of any number of images; two chunks at least."""
 MOST_HELD_BYTES = 2**30
 """A tensor in parts is read from many images at once, each of which wants a chunk kept."""
 

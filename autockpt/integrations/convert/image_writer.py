@@ -21,7 +21,7 @@ from autockpt.values.generation import Generation
 from autockpt.values.record import to_json
 
 CHUNK_BYTES = 2**23
-"""As a keeper's own default."""
+"""A keeper's own default."""
 Record = dict[str, Any]
 """What COMMIT says of one image."""
 

@@ -40,7 +40,7 @@ class Chunk:
     file: str
     start: int
     nbytes: int
-    """Of the stored form, a small file of torch.save."""
+    """Bytes of the stored form, a small file of torch.save."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,7 +128,7 @@ class RayLoop(OverSession):
     def __init__(self, session: Any, run_dir: str, *, loader: Any = None) -> None:
         """`loader`: of `prepare_data_loader`; it fetches a batch ahead."""
         self.session = session
-        """As `autockpt.attach` returns it."""
+        """The session that `autockpt.attach` returned."""
         self._run_dir, self._loader, self._place = run_dir, loader, None
         if loader is not None:
             self._place = loader._dataloader = session.loader(loader._dataloader, ahead=1)

@@ -54,7 +54,8 @@ class AutockptCheckpointManager(_OF_TITAN):  # type: ignore[misc]
             base_folder=base_folder,
         )  # fmt: skip
         self.session: Any = None
-        """As `autockpt.attach` returns it; None before `load` and once it was closed."""
+        """The session that `autockpt.attach` returned; None before `load` and once it was
+        closed."""
         self._run_dir = config.run_dir
         self._model_parts, self._optimizers = model_parts, list(optimizers)
         self._owes = False

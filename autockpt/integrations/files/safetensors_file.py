@@ -23,7 +23,7 @@ from autockpt.values.errors import ConfigError, CorruptCheckpointError
 from autockpt.values.record import parse_json
 
 MAX_HEADER_BYTES = 100 * 2**20
-"""As the library's own limit."""
+"""The library's own limit."""
 FOREIGN_DTYPES = {
     "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
     "F8_E8M0": "float8_e8m0fnu",

@@ -61,7 +61,7 @@ class ProtectedFabric(OverSession):
 
     def __init__(self, session: Any) -> None:
         self.session = session
-        """As `autockpt.attach` returns it."""
+        """The session that `autockpt.attach` returned."""
         self._loaders = 0
 
     def loader(self, loader: Any) -> "FabricLoader":

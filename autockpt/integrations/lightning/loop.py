@@ -24,13 +24,13 @@ class ProtectedFit:
         self._trainer, self._attach = trainer, attach
         self._state = FitState(trainer, callback)
         self._loaders: list[Any] = []
-        """Of the training, in their order."""
+        """Loaders of the training, in their order."""
         self._are_former = False
         """They are of a setup of data before the coming one."""
         self._seen = 0
         """Batches that the last boundary had."""
         self._rng: Any = None
-        """Of the checkpoint, until the training goes on."""
+        """The random state of the checkpoint, until the training goes on."""
         self._undo: list[Callable[[], None]] = []
         self._handlers: dict[int, Any] = {}
         self.session: Any = None

@@ -29,9 +29,9 @@ class Source:
     lossy: str = ""
     """The loss before it was written, in words; "": none that we know of."""
     models: frozenset[str] = frozenset()
-    """As `GenerationTree.models` says, of a generation of ours."""
+    """The models as in `GenerationTree.models`, for a generation of ours."""
     known_nan: frozenset[str] | None = None
-    """As `GenerationTree.known_nan` says; None: not known."""
+    """The names as in `GenerationTree.known_nan`; None: not known."""
     left_out: tuple[str, ...] = ()
     """Files beside it that were not read, with their contents in words."""
 

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from autockpt.launch.sidecars.keeper import KeeperBeside
 
 SHOWN_CHARS = 300
-"""Of an exception, in a sentence about the failure."""
+"""The most characters of an exception in a sentence about the failure."""
 SHOWN_LINES = 200
-"""Of the log of a rank whose output did not go to the terminal, when it failed."""
+"""Lines to show from the log of a failed rank whose output did not go to the terminal."""
 
 
 class Watch:
@@ -59,7 +59,7 @@ class Watch:
         self.over_by_s: float | None = None
         """CLOCK_MONOTONIC by which all is to be over, once a signal has come."""
         self.keeper_by_s: float | None = None
-        """The same for the keeper."""
+        """CLOCK_MONOTONIC by which the keeper is to be done."""
         self._loop = CrashLoop(
             step=_trained(run),
             generation=run.newest_generation(),

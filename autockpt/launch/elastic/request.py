@@ -52,4 +52,4 @@ class Ending:
     over_by_s: float | None = None
     """CLOCK_MONOTONIC by which the command is to be over, where that was announced."""
     keeper_by_s: float | None = None
-    """The same for the keeper of this node."""
+    """CLOCK_MONOTONIC by which the keeper of this node is to be done."""

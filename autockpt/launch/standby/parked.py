@@ -28,7 +28,7 @@ VARIABLE = "AUTOCKPT_STANDBY"
 TITLE = "autockpt: standby for a restart"
 IMPORTING = f"{TITLE}, importing"
 REST_SHARE = 0.5
-"""Of the time that it imports it sleeps: the cores are the training's."""
+"""The fraction of its import time that it sleeps: the cores are the training's."""
 PER_START = frozenset((
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
     "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",

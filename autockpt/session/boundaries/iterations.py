@@ -32,7 +32,7 @@ class Iterations:
         self.taken = 0
         """Batches that `batches` has handed out since the last boundary."""
         self.drawn_mark: list[Any] | None = None
-        """Of the random state when a loop of ours went on from the last boundary."""
+        """A mark of the random state when a loop of ours went on from the last boundary."""
         self.before_next: tuple[Any, Any] | None = None
         """(random state, position of the data) behind the optimizer's step, if the boundary comes
         with the next forward: its batch is drawn by then."""

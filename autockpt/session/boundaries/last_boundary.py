@@ -29,9 +29,9 @@ from autockpt.session.saving import Saver
 from autockpt.values.generation import Generation
 
 LARGEST_BYTES = 64 * 2**20
-"""Of a boundary group that is recorded: a larger one costs too much at every boundary."""
+"""The largest recorded boundary group: a larger one costs too much at every boundary."""
 SHARE = 0.01
-"""Of the training's time that records may take."""
+"""The fraction of the training's time that records may take."""
 LONGEST_STRIDE = 64
 COSTS = 16
 GRANT_S = 2.0
@@ -58,7 +58,7 @@ class BoundaryHolder:
         """The training could wait no longer, and has changed it."""
         self._after: Callable[[], None] | None = None
         self._costs_s: deque[float] = deque(maxlen=COSTS)
-        """Of the newest records, seconds."""
+        """Costs of the newest records, in seconds."""
         self._turn = 0
         self._is_settled = False
 

@@ -41,7 +41,7 @@ class Announcement:
     """The announcement, and the state of the answer to it."""
 
     number: int
-    """Of the signal; 0: the script's own wish, which is in no hurry."""
+    """The number of the signal; 0: the script's own wish, which is in no hurry."""
     name: str
     began_s: float
     answer: Answer

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from autockpt.integrations.adapters import ADAPTERS, is_there
 
 SCRIPT = "script"
-"""As `attach(data=...)` or AUTOCKPT_DATA: the script sees to its loop and data by itself."""
+"""The value of `attach(data=...)` or AUTOCKPT_DATA for a script that places its loop and data
+itself."""
 
 FRAMEWORKS: dict[str, str] = {
     "transformers.trainer": "Hugging Face Trainer",

@@ -59,11 +59,11 @@ class TrainingPosition:
         self._extra = extra
         self._deferred = deferred
         self._saved_places: dict[str, Any] = {}
-        """Of loaders that were not made yet, by name."""
+        """Places of loaders that were not made yet, by name."""
         self._saved_rng: Any = None
         self._mesh = rank.live.mesh()
         self._known_nan: list[str] = []
-        """As `LiveState.known_nan`, in order."""
+        """The names in `LiveState.known_nan`, in order."""
         rank.live.dry_encode({} if self.data is None else {"data": self.data.require_state()})
 
     # ------------------------------------------------------------------ stored

@@ -36,7 +36,7 @@ class Rollback:
         self._began_step = 0
         self._dropped = 0
         self._good_step: int | None = None
-        """Of a checkpoint that is good, as far as is known."""
+        """The step of a checkpoint that is good, as far as is known."""
 
     def began(self, step: int, *, drops: bool) -> int:
         """The rank begins at `step`; batches that it has to leave out, 0 where it `drops` none."""

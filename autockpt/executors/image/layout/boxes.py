@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from autockpt.values.errors import ConfigError
 
 MAX_BOXES = 1024
-"""Of one tensor on one rank: far more than any parallelism needs, few enough to be compared."""
+"""The most boxes of one tensor on one rank: far more than any parallelism needs, few enough to
+compare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

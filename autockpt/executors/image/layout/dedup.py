@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 IMBALANCE = 0.05
-"""Of the mean that the fullest share may exceed it before tensors are cut."""
+"""The fraction of the mean by which the fullest share may exceed it before tensors are cut."""
 CUT_BYTES = 4096
 """Cuts are at multiples of this within a tensor: whole pages are written without a copy."""
 

@@ -16,10 +16,10 @@ STREAM_CHUNKS = 8
 LEAST_CHUNKS = 4
 """Chunks of the smallest window under which the training goes on."""
 SMALL_CHUNK_BYTES = 2**20
-"""Of a window where chunks of the plan are too large."""
+"""Chunk size of a window where chunks of the plan are too large."""
 DIRECT_CHUNK_BYTES = 2**18
 DIRECT_CHUNKS = 2
-"""Of the smallest window: one chunk is copied while the other one is written."""
+"""Chunks of the smallest window: one chunk is copied while the other one is written."""
 
 RESERVE_BYTES = 512 * 2**20
 """Host memory never taken, where there is much: the training's own allocations fluctuate by about

@@ -117,7 +117,7 @@ class KeeperClient:
         self.slots_changed = 0
         """Counts replacements of the slots; 0: none ever came."""
         self.records: list[Arena] = []
-        """Of boundaries, for the keeper to read if this process dies."""
+        """Records of boundaries, for the keeper to read if this process dies."""
         self.saves = Saves()
         self.news = threading.Condition()
         """Notified after every message."""

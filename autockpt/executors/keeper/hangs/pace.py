@@ -19,7 +19,7 @@ FACTOR = 5.0
 """So many times the 99th percentile of its gaps a rank may stand still."""
 LEAST_S = 7.0
 BUSY_S = 300.0
-"""The same while a process of the rank computes, or waits for a disk."""
+"""The least patience while a process of the rank computes, or waits for a disk."""
 UNKNOWN_S: Mapping[str, float] = {"begins": 1800.0, "trains": 60.0, "evaluates": 600.0}
 """Until `KNOWN_GAPS` gaps of the kind were seen: compilation and first batches take long."""
 KNOWN_GAPS = 8
@@ -36,7 +36,7 @@ class Mark:
     count: int
     """Marks until now."""
     at_s: float
-    """Of the newest, CLOCK_MONOTONIC."""
+    """Time of the newest mark, CLOCK_MONOTONIC."""
     doing: Doing
 
 

@@ -31,7 +31,8 @@ from autockpt.executors.keeper.slots import (
 
 FOLDER = "incidents"
 BUSY_SHARE = 0.2
-"""Of a core, over the time between two looks: a process that takes more computes."""
+"""The fraction of a core, over the time between two looks, above which a process counts as
+computing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from autockpt.executors.throttle.idle_windows import CHUNKS, IdleWindowThrottle,
 from autockpt.executors.throttle.rate_limit import RateLimiter, Throttle, Unlimited
 
 LONGEST_WAIT_S = 1.0
-"""Of one piece."""
+"""The longest wait for one piece."""
 BUSY_S, IDLE_S = 250e-6, 20e-3
 """Between two looks at the marks: while something moves, and while windows are only learned."""
 SILENT_S, SILENT_ITERATIONS = 1.0, 3.0

@@ -32,7 +32,7 @@ class MemberIndexes:
 
     schema_version: int = 1
     members: tuple[ImageIndex, ...]
-    """Of the members whose chunks are in this parity."""
+    """Indexes of the members whose chunks are in this parity."""
 
 
 def filling_of(order: p.FetchShard, run_id: str, twin: Twin | None = None) -> FetchTarget:

@@ -110,7 +110,7 @@ class ReplicaSlots:
         self._paced: tuple[float, Throttle] = (0.0, Unlimited())
         """(rate, gate): one for all who fetch from here at a time."""
         self._lock = threading.RLock()
-        """Of the replica slots between threads of fetches and the keeper's."""
+        """Guards the replica slots between threads of fetches and the keeper's."""
 
     # ------------------------------------------------------------------ life
 

@@ -250,7 +250,7 @@ class ShardFetch:
         """The parts behind the first ones are not known yet."""
         self._fetch: Callable[[int, Part], Transfer] | None = None
         self._indexes: dict[int, ImageIndex] = {}
-        """Of the images that parts came of, by number of the part."""
+        """Indexes of the images that the parts came from, by number of the part."""
         self._over = False
         self._lock = threading.RLock()
         self._marking = threading.Lock()

@@ -26,7 +26,7 @@ from autockpt.values.generation import Generation
 from autockpt.values.record import parse_json, to_json
 
 HEAD_BYTES = 4 * 2**20
-"""Of the boundary group up to which it gets a digest of its own (0.2 ms in the keeper's loop)."""
+"""The largest boundary group that gets a digest of its own (0.2 ms in the keeper's loop)."""
 PATIENCE_S = 20.0
 """A storage that takes nothing for so long hangs, until it is known to need longer."""
 SLOWEST_FACTOR = 4.0
@@ -47,7 +47,7 @@ class Shard:
     """The attempt that StartPersist asked for, 0: memory only."""
     pipeline: ShardPipeline | None = None
     target: PersistTarget | None = None
-    """Of the write that the pipeline does now."""
+    """The target of the pipeline's present write."""
     sick: str = ""
     """A tensor with a NaN, or empty."""
     bases: int | None = None
@@ -69,7 +69,7 @@ class _Described:
     index: ImageIndex | None
     """None until the digests are known."""
     written: ImageIndex | None = None
-    """As it stands beside the shard file."""
+    """The index as it stands beside the shard file."""
 
 
 class ShardSaves:

@@ -43,7 +43,7 @@ class Header:
 
     kind: int
     number: int = 0
-    """Of the chunk."""
+    """The number of the chunk."""
     length: int = 0
     """Bytes that follow."""
 
@@ -95,7 +95,7 @@ class Subject:
     """The identity of an image, known before its first byte comes."""
 
     what: What = "image"
-    """Of a rank's state, or of a parity segment (`rank` holds it)."""
+    """A rank's state, or a parity segment (`rank` holds it)."""
     run_id: str
     generation: Generation
     step: int
@@ -154,7 +154,7 @@ class Listener:
 
     rank: int
     address: str
-    """Of its store."""
+    """The address of its store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

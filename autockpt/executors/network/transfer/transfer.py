@@ -43,7 +43,7 @@ class Transfer:
         """At the other end."""
         self.direction: Direction = direction
         self.lease = Lease(self._shut)
-        """Of the memory at this end."""
+        """The lease of the memory at this end."""
         self.began_s = time.monotonic()
         self.until_s = self.began_s + deadline_s
         self.done = threading.Event()

@@ -40,7 +40,7 @@ class Save:
     compared: bool = False
     """Every rank's newest was compared with it: from now on only news can have passed it."""
     worst: m.Health | None = None
-    """Of its shards, once it is memory-committed: they change no more."""
+    """The worst health of its shards, once it is memory-committed: they change no more."""
     dispute: m.Dispute | None = None
     """Replicas of the state disagree."""
 
@@ -106,7 +106,7 @@ class HeldTerm:
     nodes: tuple[int, ...]
     term: int
     attempt: int
-    """Of the newest decision."""
+    """The attempt of the newest decision."""
     parents: dict[int, Generation | None]
     parts: tuple[m.TermParent, ...]
     catalogue: dict[Generation, m.CatalogueEntry]

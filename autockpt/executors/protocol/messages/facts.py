@@ -33,7 +33,7 @@ class ShareReading:
     """The digests of one share of replicated state, as one rank has read them."""
 
     share: int
-    """Which of the shares, [0, number of members)."""
+    """The number of the share, [0, number of members)."""
     digests: tuple[str, ...]
     """By section of the share the digest of every byte; empty text: this one was not read."""
 
@@ -45,11 +45,11 @@ class ReplicaProof:
     members: tuple[int, ...]
     """Ranks that must say the same, ascending."""
     digest: str
-    """Of names and forms, and of a few elements of each tensor."""
+    """Digest of names and forms, and of a few elements of each tensor."""
     group: str = ""
     """Digest of the holders on all nodes and of the form; empty: nothing was read."""
     readings: tuple[ShareReading, ...] = ()
-    """Of the share that this rank stores, and of shares that others store."""
+    """Readings of the share that this rank stores, and of shares that others store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +171,7 @@ class ShardSource:
     node: int | None = None
     """The node that has it, for peer."""
     shard: HeldShard | None = None
-    """As its owner sealed it, for peer and parity."""
+    """The shard as its owner sealed it, for peer and parity."""
     pieces: tuple[ShardCopy, ...] = ()
     """For parity: the remaining shards of its set, and the parities of members that have both."""
     root: str = ""

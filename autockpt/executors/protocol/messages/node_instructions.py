@@ -79,7 +79,8 @@ class FetchShard:
     """
 
     shard: HeldShard
-    """As its owner sealed it: nothing else is taken for it.  Of a parity without its root."""
+    """The shard as its owner sealed it; no other shard is accepted.  For parity, without its
+    root."""
     sources: tuple[ShardCopy, ...]
     """One whole copy, or all that it is summed up from."""
     slot: int

@@ -36,7 +36,7 @@ class InventoryReported:
     """Newest plan version this node knows an apply step of; 0: none."""
     plan_apply_step: int = 0
     lineage: tuple[TermParent, ...] = ()
-    """As the last term that opened named it, for a directory that has forgotten it."""
+    """The lineage as the last opened term named it, for a directory that has forgotten it."""
     unbroken: bool = False
     """`term` was open here, and every trainer of it that lived on this node has ended since."""
     attempt: int = 0

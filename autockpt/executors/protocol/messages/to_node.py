@@ -118,7 +118,7 @@ class CopiesWanted:
 
     generation: Generation
     shards: tuple[HeldShard, ...] = ()
-    """Of the replicated ranks of the node that receives this."""
+    """Shards of the replicated ranks of the receiving node."""
     parities: tuple[HeldShard, ...] = ()
     """To be made by the node that this is sent to."""
 

@@ -20,7 +20,8 @@ BY_NAME: dict[str, type] = {kind.__name__: kind for kind in (*TO_COORDINATOR, *T
 
 
 MOST_RANKS = 2**20
-"""Of a job, as a wire message may name them: far beyond any, and no list that fills the memory."""
+"""The most ranks of a job in a wire message: far beyond any job, and no list that fills the
+memory."""
 
 
 def message_to_data(message: WireMessage) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from autockpt.executors.protocol.node.state import Fetch, NodeState, Replica, re
 from autockpt.values.generation import Generation
 
 REPLICA_SLOTS = 2
-"""Of each replicated rank or parity: the newest protected checkpoint, and the one that arrives."""
+"""Slots of each replicated rank or parity: the newest protected checkpoint, and the arriving
+one."""
 MOST_REPLICA_SLOTS = 4
 """While restoring, no slot is overwritten: an older checkpoint may have to be chosen next."""
 

@@ -10,7 +10,8 @@ from autockpt.executors.protocol.node.state import LocalRank, NodeState, replica
 from autockpt.values.generation import Generation
 
 FEW_SLOTS = 2
-"""Of a rank: one holds the protected checkpoint, one the newest, and none is left to save into."""
+"""With so few slots a rank has none left to save into: one holds the protected checkpoint, one the
+newest."""
 
 
 class Replicating:

@@ -49,7 +49,7 @@ class LocalRank:
     rank: int
     slots: Slots = field(default_factory=Slots)
     attach: m.TrainerAttached | None = None
-    """Of the current incarnation; None: only its memory is here."""
+    """The attach of the current incarnation; None: only its memory is here."""
     alive: bool = False
     refused: bool = False
     started: bool = False

@@ -26,14 +26,14 @@ class PlannedTensor:
     name: str
     holding: LocalShard
     shape: tuple[int, ...]
-    """Of the local tensor, padding included."""
+    """Shape of the local tensor, padding included."""
     dtype: torch.dtype
     live: bool
     """It fills a live tensor; else it is a new one."""
     in_place: bool
     """Bytes go straight into the live tensor."""
     strides: tuple[int, ...] | None
-    """Of a new tensor that is not contiguous."""
+    """Strides of a new tensor that is not contiguous."""
     copies: tuple[str, ...]
     """Stored tensors whose mean it is; (): the stored tensor of its name."""
     reads: tuple[tuple[Read, ...], ...]

@@ -38,9 +38,9 @@ class CheckpointHeaders:
     world_size: int
     """Ranks that restore."""
     header: ImageHeader
-    """Of the home shard."""
+    """The header of the home shard."""
     skeleton: Any
-    """Of the home shard."""
+    """The skeleton of the home shard."""
     stored: Stored
     """Tensors of all shards whose headers were read."""
     optimizers: dict[str, SavedOptimizer] = field(default_factory=dict)

@@ -26,7 +26,7 @@ class SavedOptimizer:
     """An optimizer of all ranks whose skeletons were read; the home shard's word comes first."""
 
     groups: list[SavedGroup] = field(default_factory=list)
-    """Of the home shard first, in its order."""
+    """The groups, the home shard's first, in its order."""
     own_groups: int = 0
     """How many of them are the home shard's."""
     keys: dict[str, list[tuple[str, bool]]] = field(default_factory=dict)

@@ -42,9 +42,9 @@ class LiveParameter:
 
     holding: LocalShard
     state_holding: LocalShard
-    """Of state in the form of the parameter."""
+    """The holding of state in the form of the parameter."""
     state_form: Form
-    """Of such state on this rank, padding included."""
+    """The form of such state on this rank, padding included."""
     whole_shape: tuple[int, ...]
     has_state: bool
     """This rank has the optimizer state of the parameter."""

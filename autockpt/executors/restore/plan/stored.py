@@ -23,7 +23,7 @@ class Piece:
     """First byte in the shard's image."""
     dtype: torch.dtype
     shape: tuple[int, ...]
-    """As it was held by the rank that wrote it."""
+    """The shape on the rank that wrote it."""
     global_shape: tuple[int, ...]
     boxes: tuple[Box, ...]
     """In the order of its bytes."""

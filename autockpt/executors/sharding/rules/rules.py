@@ -106,7 +106,7 @@ class Placed:
     """The place that a rule gives to one live tensor."""
 
     name: str
-    """Of the global tensor."""
+    """The name of the global tensor."""
     holding: LocalShard
     """Boxes of the first `holding.count` elements; what follows them is padding."""
     copies: int = 0

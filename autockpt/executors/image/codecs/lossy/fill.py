@@ -12,8 +12,8 @@ Source: the factored second moment of Adafactor (Shazeer and Stern, 2018), here 
 import torch
 
 KEEP_BITS = 12
-"""Of a float32's 16 upper bits: sign, 8 of exponent, 3 of mantissa; rounded up, so by at most an
-eighth."""
+"""Bits kept of a float32's 16 upper bits: sign, 8 of exponent, 3 of mantissa.  Rounding is up, so
+by at most an eighth."""
 
 
 def factors(second: torch.Tensor, pruned: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -61,7 +61,7 @@ class Frame:
     """Digest of the tensor it was made against, NO_BASE for none."""
     dtypes: tuple[str, ...]
     digests: tuple[bytes, ...]
-    """Of the decoded tensors."""
+    """Digests of the decoded tensors."""
     streams: tuple[bytes, ...]
 
 

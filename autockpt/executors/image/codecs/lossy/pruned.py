@@ -26,7 +26,7 @@ from autockpt.values.errors import CorruptCheckpointError
 
 STREAMS = 5
 _TABLE = CENTRES + 1
-"""As many as a symbol of four bits can name."""
+"""The number of values that a symbol of four bits can name."""
 _TINY = torch.finfo(torch.float32).tiny
 
 

@@ -26,9 +26,9 @@ from autockpt.values.errors import ConfigError
 ALPHA = 5e-5
 BETA = 2.0
 PUBLISHED_PARAMETERS = 405_334_016
-"""Of Pythia-410M, on which alpha was chosen."""
+"""Parameters of Pythia-410M, on which alpha was chosen."""
 CLAMP = 2.5
-"""Of the weight threshold, in medians of |dW|: v near zero must not prune everything."""
+"""Limit of the weight threshold, in medians of |dW|: v near zero must not prune everything."""
 CENTRES = 15
 """2^4 - 1: with 0 for "pruned" a symbol has four bits."""
 
@@ -44,7 +44,7 @@ class Thresholds:
     clamp: float = CLAMP
     """Weights, in medians of |dW|."""
     centres: int = CENTRES
-    """Of the residuals that are kept; 1 to 15."""
+    """Number of centres of the kept residuals; 1 to 15."""
 
     def __post_init__(self) -> None:
         sound = 0 <= self.alpha < 1 and 0 <= self.beta < 100 and 0 <= self.clamp < 100

@@ -40,10 +40,10 @@ from autockpt.executors.image.codecs.zstd import pieces
 from autockpt.executors.image.layout.runs import Kind, Run
 
 SAMPLE_ELEMENTS = (2**11, 2**13)
-"""Of a piece of a sample, at least and at most: a matrix of some thousand columns looks alike one
-row on.  Between them a sample is a sixteenth of its group."""
+"""Elements of one piece of a sample, at least and at most: a matrix of some thousand columns looks
+alike one row on.  Between these limits a sample is a sixteenth of its group."""
 PIECE_BYTES = 2**16
-"""Of a coded plane that are decoded at a time: they stay in cache until they are joined."""
+"""Bytes of a coded plane that are decoded at a time: they stay in cache until they are joined."""
 
 
 class PlanesCodec:

@@ -28,10 +28,11 @@ from autockpt.executors.image.layout.runs import Kind
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.unsignedinteger[Any]]
 Part = NDArray[np.unsignedinteger[Any]]
-"""Of every element one byte, or its low half, or all of it."""
+"""One byte of every element, or its low half, or all of it."""
 
 BLOCK_BYTES = 2**18
-"""Of elements that are taken apart at a time: with what comes of them in a second-level cache."""
+"""Bytes of elements that are taken apart at a time: they and their planes fit a second-level
+cache."""
 
 
 class _Scratch(threading.local):

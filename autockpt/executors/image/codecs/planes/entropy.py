@@ -32,7 +32,8 @@ SAMPLES = 4
 NOISE_BITS = 7.8
 """Bits a byte above which a plane is stored as it is: Huffman would save less than 2.5 % of it."""
 HISTOGRAM_BYTES = 2**13
-"""Of a sample, spread evenly, that are counted; matches are looked for in all of it."""
+"""Bytes of a sample, spread evenly, for the histogram; the search for matches covers all of the
+sample."""
 WORTH, WORTH_OF_NIBBLES = 0.005, 0.0025
 """The fraction of a sample that matches must save beyond Huffman before the coder searches for
 matches.  The search takes 3 times as long among bytes and up to twice as long among nibbles.  A
@@ -80,7 +81,7 @@ class Coding:
 
     options: dict[int, int]
     lowest: int | None = None
-    """Of the 15 values that nibbles hold; None: bytes as they are."""
+    """The lowest of the 15 values that nibbles hold; None: bytes as they are."""
     sevens: bool = False
     """Noise whose lowest bit is 0; `options` where one turns up that is not."""
 

@@ -28,7 +28,7 @@ class Place:
 
     stripe: int
     position: int
-    """Of the chunk in its segment."""
+    """Position of the chunk in its segment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Term:
     member: int
     of_parity: bool
     number: int
-    """Of the chunk in that image or parity."""
+    """Number of the chunk in that image or parity."""
     factor: int
 
 
