@@ -1,4 +1,4 @@
-"""Which frameworks have an adapter, how a script of theirs is known, and its one line.
+"""Frameworks with an adapter, the signs of their scripts, and the line to add.
 
 No framework is imported: a script is known by the packages that it imports and by its calls.
 """

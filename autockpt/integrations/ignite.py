@@ -49,7 +49,7 @@ class ProtectedEngine(OverSession):
         engine.add_event_handler(Events.EXCEPTION_RAISED, self._fail)
 
     def loader(self, loader: Any, *, name: str = "data") -> Any:
-        """What `engine.run` is to be given in place of the loader of the training.
+        """Return the iterable for `engine.run` in place of the loader of the training.
 
         Raises ConfigError for one that cannot be resumed at a batch.
         """

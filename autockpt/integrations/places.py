@@ -1,4 +1,4 @@
-"""Which checkpoint directory, and which generation in it, a path means."""
+"""Find the checkpoint directory and the generation that a path means."""
 
 import json
 import os

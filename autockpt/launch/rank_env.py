@@ -85,7 +85,7 @@ def under_srun(environ: Mapping[str, str]) -> bool:
 
 
 def slurm_launch(environ: Mapping[str, str]) -> str:
-    """What all tasks of one srun call it; a job that is queued again calls it the same."""
+    """Return the launch id of all tasks of one srun; a requeued job has the same."""
     return f"slurm-{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
 
 
@@ -99,8 +99,8 @@ def agent_of(environ: Mapping[str, str], pid: int) -> int:
     """Return the process that started this rank.
 
     From the rank's parent, `pid`, upwards it is the first without torchrun's name of the launch, or
-    else without the rank.  Those below are scripts around ours, and others for every rank and
-    restart.  Where all processes have the variable, as in a pod, it is the parent.
+    else without the rank.  Processes below it are scripts around ours, and other ones for every
+    rank and restart.  Where all processes have the variable, as in a pod, it is the parent.
     """
     name = "TORCHELASTIC_RUN_ID"
     if environ.get(name, "none") == "none":

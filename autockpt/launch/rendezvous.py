@@ -1,4 +1,4 @@
-"""Which incarnation the ranks of several nodes are: agreed through the rendezvous store.
+"""Agree on the incarnation of the ranks of several nodes, through the rendezvous store.
 
 Each launcher names its starts and counts its restarts for itself.  Two launchers of one job have
 two names, and only the launcher whose rank died counts a restart.  So rank 0 says for all.  Its
@@ -47,7 +47,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """What all ranks of this start have in common."""
+    """The facts that all ranks of this start share."""
 
     schema_version: int = 1
     incarnation: Incarnation
@@ -168,7 +168,7 @@ def _decide(checkpoints: str, every: Sequence[Node]) -> str:
 
 
 def numbers_of(every: Sequence[Node]) -> tuple[int, ...]:
-    """What their launchers call them; where one does not, or two say the same, they are counted."""
+    """Return the launchers' numbers of nodes; if one is missing or doubled, count the nodes."""
     said = [node.number for node in every if node.number is not None]
     return tuple(said) if len(set(said)) == len(every) else tuple(range(len(every)))
 

@@ -62,7 +62,7 @@ class TerminationWatch:
         """Number of the signal that asked us to leave, 0 before."""
         self._heard_s = 0.0
         self._formers: dict[int, Any] = {}
-        """What handled a signal before, by number."""
+        """The former handlers of signals, by number."""
         self._handler = self._handle
         self._former_fd = -1
         self._interrupts = False

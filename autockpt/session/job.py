@@ -79,7 +79,7 @@ class Job:
     decision: Decision | None
     profile: Profile | None
     domains: FailureDomains
-    """What nodes share and lose together.  Equal on all ranks."""
+    """Failure domains that nodes share.  Equal on all ranks."""
     profile_in_place: bool
     """No fitting profile exists: measure the first iterations."""
     start: Start | None = None
@@ -254,7 +254,7 @@ def _goal_within(first: RunDirectory, goal: Goal | None, number: int) -> Goal | 
 
 
 def current_identity(ranks: int = 0) -> same_job.Job:
-    """What this process is a start of, by its script and its arguments; see `job_of`."""
+    """Return the identity of this start, by its script and its arguments; see `job_of`."""
     if (given := given_launch()) is not None and given.job:
         return same_job.Job(script=given.job)
     main = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -322,7 +322,7 @@ def _domains_of(profile: Profile | None, nodes: tuple[int, ...]) -> FailureDomai
 
 
 def _own_labels() -> Mapping[str, str]:
-    """What this node knows of its failure domains; a mistake never ends the training."""
+    """Return the failure domains this node knows of itself; a mistake never ends the training."""
     from autockpt.profiling.facts.failure_domains import own_labels
 
     try:

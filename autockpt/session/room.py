@@ -99,7 +99,7 @@ def lack_of_memory(
 
 
 def refusal(lack: str) -> str:
-    """What `autockpt run` says in front of a training that it does not begin."""
+    """Return the message of `autockpt run` about a training that it does not begin."""
     return (
         f"no checkpoint of this training can be made: {lack}. To train without any, start the "
         "script without `autockpt run`"

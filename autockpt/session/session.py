@@ -100,7 +100,7 @@ class Session:
 
     @property
     def restored(self) -> Restored | None:
-        """What `attach` found; None: the training begins at step 0."""
+        """The checkpoint that `attach` restored; None: the training begins at step 0."""
         return self._position.restored
 
     @property
@@ -123,9 +123,8 @@ class Session:
     def batches(self, total: int, *, until: int | None = None) -> Iterator[tuple[int, Any]]:
         """(step, batch) for the steps not yet trained; resumes the loader at the right batch.
 
-        `until`: the loop ends before that step, so that the script can do its work of once an
-        epoch.  That work is a part of the loop's last iteration, and the next loop goes on from
-        there.
+        `until`: the loop ends before that step, for work that a script does once an epoch.  That
+        work is a part of the loop's last iteration, and the next loop goes on from there.
 
         `data` must have been attached.  After the last step a final checkpoint is made durable.  A
         script that leaves the loop early calls `step()` before it: else the iteration does not

@@ -13,7 +13,7 @@ from autockpt.values.errors import ConfigError
 
 
 def rank_rules(rules: Any, axes: Any, *, rank: int, world_size: int) -> RankRules | None:
-    """What `attach(rules=..., axes=...)` says of one of `world_size` ranks; None without rules.
+    """Return one rank's rules from `attach(rules=..., axes=...)`; None without rules.
 
     Raises ConfigError naming what is wrong with them.
     """

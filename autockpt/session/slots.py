@@ -21,7 +21,7 @@ def pause_s(tries: int) -> float:
 
 
 class SlotRequests:
-    """What this rank has asked its keeper for, and when it asks again."""
+    """This rank's requests for slots, and the time of the next request."""
 
     def __init__(self, rank: RankState, position: TrainingPosition) -> None:
         self._rank, self._position = rank, position

@@ -203,7 +203,7 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredPart:
-    """Which part of a global tensor a tensor of an image is."""
+    """The part of a global tensor that a tensor of an image is."""
 
     global_shape: tuple[int, ...]
     boxes: tuple[Box, ...]

@@ -207,7 +207,7 @@ class EventRecorder:
         self._writer.emit(t.Degraded(at_s=_now(), rank=KEEPER, what=what, reason=reason))
 
     def replicas_disagreed(self, generation: Generation, dispute: Dispute) -> None:
-        """What ranks hold alike is not equal any more."""
+        """Record that replicated state is not equal any more."""
         self._writer.emit(
             t.ReplicasDisagreed(
                 at_s=_now(), rank=KEEPER, generation=str(generation), step=generation.step,

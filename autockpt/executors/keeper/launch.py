@@ -38,7 +38,7 @@ def socket_path(run_directory: str, node: int) -> str:
 
 @contextlib.contextmanager
 def socket_address(path: str) -> Iterator[str]:
-    """What to bind or connect to for a path: an address ends after 107 bytes, a path need not."""
+    """Yield a socket address for a path: it has at most 107 bytes, a path may have more."""
     if len(os.fsencode(path)) <= MAX_ADDRESS_BYTES:
         yield path
         return

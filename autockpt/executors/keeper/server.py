@@ -72,7 +72,7 @@ class Trainer:
     connection: wire.Connection
     leaving: str = ""
     note: str = ""
-    """What its end is worth, beside the reason."""
+    """The note about its end, beside the reason."""
     step: int = 0
     """The step of its end."""
     launched: bool = False
@@ -860,14 +860,14 @@ class Keeper:
             gathering.wanted(wanted, lambda *lent: self.post(lambda: send(*lent)))
 
     def _lend_reading_memory(self, trainer: Trainer, order: p.RestoreShard) -> None:
-        """What several ranks of the node need is read from storage once."""
+        """Lend memory in which ranks read once from storage the bytes that several of them need."""
         fd = self._reading.lend(order)
         if fd is not None:
             lent = wire.ReadingMemory(rank=trainer.rank, term=order.term, attempt=order.attempt)
             self._send(trainer, lent, (fd,))
 
     def _lend_neighbours(self, trainer: Trainer, order: p.RestoreShard) -> None:
-        """What ranks of a node share is stored by one of them: each needs the slots of all.
+        """State that ranks of a node share is stored by one of them: each needs the slots of all.
 
         Its own shard is among them when it was fetched from another node.
         """

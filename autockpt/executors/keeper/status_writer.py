@@ -37,7 +37,7 @@ class Standing:
         return self.still(now_s)
 
     def still(self, now_s: float) -> str:
-        """What to say as time passes."""
+        """Return messages that are due as time passes."""
         if not self._reason or now_s < self._again_s:
             return ""
         self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)

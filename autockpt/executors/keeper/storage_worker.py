@@ -30,7 +30,7 @@ first.  By the wall clock: a jump makes it sooner or later, and nothing else."""
 
 
 class _Claims:
-    """Which claims may still be linked: the one thread makes them, the other withdraws them."""
+    """The claims that may still be linked: the one thread makes them, the other withdraws them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -89,7 +89,7 @@ class SlotsGiven:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeighbourSlots:
-    """What other ranks of the node hold of a generation about to be restored from memory.
+    """Slots of the node's other ranks, of a generation about to be restored from memory.
 
     Comes with one descriptor per rank, ahead of the order to restore.
     """
@@ -288,7 +288,7 @@ class TrainerLeaving:
     step: int
     reason: str
     note: str = ""
-    """What status.json says of it beside the reason."""
+    """The note about it in status.json, beside the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ def chosen(
 
 
 def with_threshold(environ: Mapping[str, str]) -> dict[str, str]:
-    """What to add to the environment of a process to be started; {}: it stays as it is.
+    """Return additions to the environment of a process to be started; {}: it stays as it is.
 
     A tunable that the user has set stays.
     """
@@ -63,7 +63,7 @@ def given_bytes(environ: Mapping[str, str]) -> int:
 
 
 def threshold_bytes() -> int | None:
-    """What holds for processes started with this one's environment; None: glibc does not say.
+    """Return the bound for processes started with this one's environment; None: glibc does not say.
 
     Asks the dynamic loader (glibc 2.33), which is a process.
     """

@@ -1,4 +1,4 @@
-"""Who may take over: the incarnation rule, the same at every keeper and at the coordinator.
+"""Admission of an incarnation: the same rule at every keeper and at the coordinator.
 
 The same launch with a higher rendezvous round replaces the lower one at once: its launcher has
 killed the old trainers, or is about to.  Another launch must wait until no rank of the holder is

@@ -1,4 +1,4 @@
-"""Which lost shards the parities of a generation bring back, and out of what.  Pure.
+"""Find the lost shards that a generation's parities bring back, and their sources.  Pure.
 
 A member of a set is *left* when its shard and its parity are both still in memory.  Up to the set's
 tolerated losses, the members left give back the shard of every lost one.  All pieces are of one

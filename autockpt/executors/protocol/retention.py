@@ -1,4 +1,4 @@
-"""Which commits to delete: a pure function of the catalogue.
+"""Retention chooses the commits to delete: a pure function of the catalogue.
 
 Only *counted* generations push others out: verified, healthy, not set aside, and on the lineage.  A
 generation stays while fewer than `keep_last` counted generations are above it.  So the newest

@@ -1,4 +1,4 @@
-"""Which generation to restore: one pure choice for all ranks, and the lineage it must lie on.
+"""Select the generation to restore: one pure choice for all ranks, on one lineage.
 
 After a rollback the same steps are trained again.  A generation that was left behind may thus be
 greater than the restored one and still be wrong.  Every term therefore records its *parent*, the
@@ -45,7 +45,7 @@ class Question:
     committed: tuple[CatalogueEntry, ...]
     chain: tuple[TermParent, ...]
     layout_digests: tuple[str, ...] = ()
-    """What each rank has today, [world_size]; empty: unknown, matches."""
+    """The layout digest of each rank today, [world_size]; empty: unknown, matches."""
     struck: frozenset[Strike] = frozenset()
     suspect: frozenset[Generation] = frozenset()
     """Found to be since they were sealed and committed."""
@@ -286,7 +286,7 @@ def _sources(
 
 
 class _Rebuilding:
-    """What lost shards are rebuilt from: looked up for many, so it is put in order once."""
+    """The sources of lost shards: looked up for many, so it is put in order once."""
 
     def __init__(self, question: Question, memory: _Memory) -> None:
         self.sets = ParitySets(memory.parities)

@@ -16,7 +16,7 @@ from autockpt.values.errors import ConfigError, CorruptCheckpointError
 
 @dataclass(slots=True)
 class RestoredState:
-    """What came out of the shards beside the tensors that are in place already."""
+    """The state from the shards beside the tensors that are in place already."""
 
     skeleton: Any
     """The skeleton of the home shard; its optimizers stand in `optimizers`."""

@@ -167,8 +167,8 @@ class CooperativeRead:
 
         It reads as long as it has where to, and then takes; one of several `takes` first, and reads
         what no other rank needs.  `read(chunk, place)` gives its verified bytes, valid until the
-        next call of this thread, in `place` if it likes; `put` may be given more than those.  What
-        either raises ends all threads of this rank.
+        next call of this thread, in `place` if it likes; `put` may be given more than those.  An
+        exception of either ends all threads of this rank.
         """
         try:
             self._run(read, put, takes=takes)

@@ -81,7 +81,7 @@ def merge_progress(
 def merge_positions(
     states: Sequence[Mapping[str, Any] | None], rank: int, world: int
 ) -> dict[str, Any] | None:
-    """What `DataPosition.load` takes on `rank` out of `world`, from its `state` on all that saved.
+    """Merge the saved states into one for `DataPosition.load` on `rank` out of `world`.
 
     None among the states: that rank had no data; as the result: none had.  Raises ConfigError when
     the ranks stood at different places, or their way of sharing is unknown.

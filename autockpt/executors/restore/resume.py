@@ -76,7 +76,7 @@ class Resumed:
     read_s: float = 0.0
     """Verifying and copying the bytes into place, bad sources included."""
     awaiting: RestoredState | None = None
-    """What waits for a structure that the script builds in its loop."""
+    """State that waits for a structure that the script builds in its loop."""
     apply_s: float = 0.0
     """Putting optimizers and stateful objects together."""
 

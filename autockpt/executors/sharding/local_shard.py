@@ -1,4 +1,4 @@
-"""What this rank holds of a live tensor: its part of the whole, and who holds the same part.
+"""This rank's part of a live tensor, and the ranks that hold the same part.
 
 DTensors say so themselves.  For plain tensors only the wrapper knows (DDP, FSDP1, ZeRO).  A
 collector's declaration for a parameter also holds for optimizer state of the same shape.  A plain

@@ -51,7 +51,7 @@ def owns_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> boo
 def held_state(
     optimizer: torch.optim.Optimizer, parameter: torch.Tensor, declared: LocalShard
 ) -> LocalShard:
-    """What this rank holds of state in the form of a parameter, from the parameter's own holding.
+    """Return this rank's holding of optimizer state, from the parameter's own holding.
 
     Copies of a parameter have copies of its state, unless the optimizer divides it.
     """

@@ -73,7 +73,7 @@ def elsewhere(shares: Shares) -> frozenset[str]:
 
 
 def stored_of(name: str, local: torch.Tensor, shares: Shares) -> torch.Tensor:
-    """What this rank stores of a tensor; a part of it does not keep the tensor itself alive."""
+    """Return this rank's stored part of a tensor; a part does not keep the tensor itself alive."""
     start, stop = shares.ranges.get(name, (0, local.numel()))
     if (start, stop) == (0, local.numel()):
         return local

@@ -34,7 +34,7 @@ recorded."""
 
 
 class HoldPlan:
-    """What of a state is recorded at a boundary, and what another rank holds as well."""
+    """The plan of a boundary record: a rank's own state, and state that another rank also holds."""
 
     def __init__(self, recipe: CopyPlan) -> None:
         self.recipe = recipe
@@ -102,7 +102,7 @@ class HeldBoundary:
             slot.view[start:stop] = self._record.view[start:stop]
 
     def copy_for(self, rank: int, slot: Arena, state: LiveState) -> str:
-        """What another rank stores of shared tensors, into its `slot`; the rest stands there.
+        """Copy another rank's share of the tensors into its `slot`; the other bytes stand there.
 
         Returns why that is impossible; empty: it is done.
         """

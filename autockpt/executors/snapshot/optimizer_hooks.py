@@ -80,7 +80,7 @@ def host_bytes(values: torch.Tensor) -> bytes:
 
 
 class StateProof:
-    """What some tensors looked like at the boundary.
+    """Evidence of some tensors at the boundary.
 
     `groups` are their canaries and `places` their addresses, where those are known already.  With
     a `reader` the canaries of a device are compared by `late_changes`, once the device has come so

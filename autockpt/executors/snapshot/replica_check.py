@@ -143,7 +143,7 @@ def finish_device(given: Sequence[_DeviceSection]) -> None:
 
 
 def shares_to_read(own: int, members: int, turn: int) -> list[int]:
-    """Which shares of others a rank reads at a checkpoint; all of them within members - 1.
+    """Return the shares of others that a rank reads at a checkpoint; all within members - 1.
 
     Two where there are so many: with the owner three ranks have read each share, and can vote.
     """

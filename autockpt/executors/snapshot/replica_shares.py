@@ -74,7 +74,7 @@ class ReplicaGroup:
     """By member its share, in sections."""
 
     def take(self, noted: Callable[[CanaryGroup], bytes | DeviceRead]) -> "Agreement":
-        """What this rank says of the group as of now; `noted` brings canaries to the host."""
+        """Return this rank's report of the group as of now; `noted` brings canaries to the host."""
         noted_now = [noted(group) for group in self.canaries]
         return Agreement(self.members, self.form, noted_now, self.name)
 
@@ -100,7 +100,7 @@ class Agreement:
 
 @dataclass(slots=True)
 class Shares:
-    """What this rank stores of replicated tensors."""
+    """The parts of replicated tensors that this rank stores."""
 
     ranges: dict[str, Range]
     """By name of every tensor that is shared its range, in elements; (0, 0): others store it."""

@@ -183,7 +183,7 @@ class Snapshotter:
 
     @property
     def shares(self) -> Shares | None:
-        """What this rank stores of state that others hold too, as planned last."""
+        """The parts that this rank stores of state that others hold too, as planned last."""
         return self._recipe.shares if self._recipe is not None else None
 
     # ------------------------------------------------------------------ what to copy

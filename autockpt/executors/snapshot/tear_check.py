@@ -1,4 +1,4 @@
-"""What finds a few changed elements of the state: tensors that are compared byte for byte.
+"""Tear checks for a few changed elements: tensors that are compared byte for byte.
 
 Canaries see every update of a whole tensor.  Writes of single rows past autograd (`.data`, numpy, a
 memory bank in the forward) are found by two samples:
@@ -42,7 +42,7 @@ SAMPLE_BYTES = 2 * 2**20
 
 
 class Probe:
-    """Which pieces of a copy are kept as of the boundary, and compared at the fence."""
+    """The pieces of a copy that are kept as of the boundary, and compared at the fence."""
 
     def __init__(self) -> None:
         self._turn = self._snapshots = self._known_bytes = 0
@@ -70,7 +70,7 @@ class Probe:
 
 
 def entries_of(entries: Sequence[Entry], start: int, stop: int) -> Sequence[Entry]:
-    """Those whose ends are in the image behind `start` and up to `stop`."""
+    """Return the entries whose ends are in the image behind `start` and up to `stop`."""
     first = bisect.bisect_right(entries, start, key=lambda entry: entry.end)
     last = bisect.bisect_right(entries, stop, key=lambda entry: entry.end)
     return entries[first:last]

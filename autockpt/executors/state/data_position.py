@@ -55,7 +55,7 @@ class Reshardable(Stateful, Protocol):
     """A stateful loader that can resume with another number of ranks than saved."""
 
     def reshard_state(self, states: Sequence[Any], rank: int, world_size: int, /) -> Any:
-        """What `load_state_dict` of `rank` out of `world_size` ranks is to take.
+        """Return the state for `load_state_dict` of `rank` out of `world_size` ranks.
 
         `states`: what `state_dict` gave on each rank that saved, in order; None where a rank had no
         data.  Both numbers are of all ranks: a loader that is shared among data-parallel ranks
@@ -78,7 +78,7 @@ class DataPosition:
         self._order: EpochOrder | None = None
         """The order of this epoch; None before it begins, or when its sampler is unknown."""
         self._sharing: dict[str, Any] = {}
-        """What this epoch's states say of it: start, order and share, or nothing."""
+        """The sharing in this epoch's states: start, order and share, or nothing."""
         self._shuffle: Any = None
         """The state from `shuffle_of`, from the moment the epoch's iterator was made."""
         self._others: Any = None
@@ -86,7 +86,7 @@ class DataPosition:
         self._new_workers = True
         """This epoch drew a seed for workers; with persistent ones only the first epoch does."""
         self._plain: Any = loader
-        """What plain epochs iterate: after a resume, the clone that has the persistent workers."""
+        """The loader of plain epochs: after a resume, the clone that has the persistent workers."""
         self._resuming = False
         self._going_on = False
         """The loader has taken the state of an epoch under way, and not been iterated since."""

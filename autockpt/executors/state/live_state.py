@@ -119,7 +119,7 @@ class LiveState:
         return cls(models, optimizers, kept, known, placed, "" if ruled is None else ruled.axes)
 
     def holding(self, tensor: torch.Tensor) -> LocalShard:
-        """Which part of which whole this rank holds."""
+        """Return this rank's part of the whole tensor."""
         found = holding_of(tensor) or self._declared.get(id(tensor))
         return whole_of(tensor) if found is None else found
 
@@ -389,7 +389,7 @@ class LiveState:
     def load_own(
         self, section: Mapping[str, Any], decode: Callable[[Any], Any], again: Callable[[str], None]
     ) -> None:
-        """What optimizers keep beside their state, from a skeleton; see `OwnState.load`."""
+        """Load the own state of optimizers from a skeleton; see `OwnState.load`."""
         self._own.load(section, decode, lambda: self._known(self.inventory()), again)
 
     def _known(self, inventory: TensorIndex) -> dict[str, Any]:
@@ -483,5 +483,5 @@ def _named(value: Any, what: str, kind: type) -> dict[str, Any]:
 
 
 def attached_name(name: str, what: str) -> str:
-    """What images call the one of several models or optimizers that is attached under a name."""
+    """Return the image's name of a model or optimizer that is attached under a name."""
     return name if name.startswith(what) else f"{what}.{name}"

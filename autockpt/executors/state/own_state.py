@@ -1,5 +1,4 @@
-"""What optimizers keep beside torch's `state` and `param_groups`, and modules beside the values of
-their tensors, saved and put back.
+"""Own state of optimizers and modules beside torch's `state`, `param_groups` and tensors.
 
 Three places hold it.  An optimizer inside another one (SAM, Lookahead) is saved like an attached
 one, under the name of its attribute.  If an object has its own `state_dict`, its own
@@ -294,7 +293,7 @@ class _Put:
             object.__setattr__(owner, name, value)
 
     def into(self, live: Any, saved: Any, path: str) -> Any:
-        """What stands there now: `live` with the saved contents, or another value.
+        """Return the new value: `live` with the saved contents, or another value.
 
         Raises ConfigError for saved contents that do not fit, CorruptCheckpointError for malformed
         ones.
@@ -378,7 +377,7 @@ def _is_module(value: Any) -> bool:
 
 
 class ModuleState:
-    """What modules keep beside the values of their tensors, where it is not as they were built.
+    """State of modules beside the values of their tensors, where it is not as they were built.
 
     Parameters may be frozen and modules set to evaluate. A forward may replace buffers by larger
     ones. A `state_dict` of one's own may add entries.
@@ -523,7 +522,7 @@ def _is_torchs(function: Any) -> bool:
 
 
 def _added(path: str, module: torch.nn.Module) -> dict[str, Any]:
-    """What its state dict has beside its parameters, buffers and extra states."""
+    """Return entries of its state dict beside its parameters, buffers and extra states."""
     try:
         said = dict(module.state_dict())
     except Exception as error:

@@ -38,7 +38,7 @@ _REBUILT = {"SequentialSampler", "RandomSampler", "DistributedSampler"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochOrder:
-    """What decides the order of an epoch's samples, before ranks share them."""
+    """The inputs of the order of an epoch's samples, before ranks share them."""
 
     sampler: str
     """Class of the sampler."""
@@ -114,7 +114,7 @@ def place_in(state: dict[str, Any]) -> Place | None:
 
 
 def sampler_of(loader: Any) -> Any:
-    """What gives a DataLoader's samples one by one; None when its batches are made otherwise."""
+    """Return a DataLoader's sampler; None when its batches are made otherwise."""
     batches = loader.batch_sampler
     if batches is None:
         return loader.sampler
@@ -230,7 +230,7 @@ def _require_dealt(samples: list[int], sampler: Any) -> None:
 
 
 def rest_of(samples: Sequence[int], start: int, share: Share, rank: int) -> list[int]:
-    """What replica `rank` gets of `samples[start:]`, as DistributedSampler deals out a whole epoch.
+    """Return replica `rank`'s part of `samples[start:]`, dealt as by DistributedSampler.
 
     Padding repeats the first samples of the epoch's order; at most `replicas` - 1 of them.
     """

@@ -3,8 +3,8 @@
 Walking the modules and the optimizers of 600 tensors costs 4 ms of Python, twice per checkpoint.
 Everything the walk reads hangs in a few hundred dicts and lists.  An anchor remembers the objects
 in one of them.  As long as all anchors hold, the walk would find the same (30 us per 600 tensors).
-What cannot be anchored (optimizer state of numbers, which are new objects at every step) is walked
-every time.
+State that cannot be anchored (optimizer state of numbers, which are new objects at every step) is
+walked every time.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -77,7 +77,7 @@ class Structure:
     """By optimizer the parameters of each group, as `OptimizerParts.names`."""
 
     def added(self, other: "Structure") -> list[str]:
-        """What this one has and the other has not, or has in other groups, in words."""
+        """Return the names that only this one has, or has in other groups, in words."""
         more = sorted(self.named - other.named)
         regrouped = [p for p, names in self.groups.items() if other.groups.get(p) != names]
         return more or [f"the parameter groups of {prefix}" for prefix in regrouped]

@@ -1,4 +1,4 @@
-"""What frameworks put around optimizers and loaders, and what of it can be taken off.
+"""Wrappers of frameworks around optimizers and loaders, and the ones that can be taken off.
 
 A wrapper that only looks like the wrapped object is saved wrongly, or never.  torch calls the hooks
 of the optimizer inside, and a loader has methods that raise.  The tables name the wrappers by their

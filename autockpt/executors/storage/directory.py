@@ -691,7 +691,7 @@ def _own_claim(term: int, run_id: str, launch_id: str, restart_round: int) -> Te
 
 
 def _start_of(claim: TermFile) -> tuple[str, int]:
-    """Which start of the run it belongs to; keepers may change within one."""
+    """Return the start of the run it belongs to; keepers may change within one."""
     return claim.launch_id, claim.restart_round
 
 
@@ -760,7 +760,7 @@ def parse_commit(text: bytes, *, where: str) -> CommitFile:
 
 
 def lossy_notice(what: str, lost: str) -> str:
-    """What everybody says who reads a generation that has lost something."""
+    """Return the notice of every reader of a generation that has lost something."""
     return f"LOSSY: {what} is not what was trained, but close to it ({lost})"
 
 
@@ -816,7 +816,7 @@ def _storage(verb: str, path: str) -> Iterator[None]:
 
 
 def _names(path: str) -> list[str]:
-    """What stands in a folder; nothing if there is none.  Raises StorageError."""
+    """Return the names in a folder; none if there is no folder.  Raises StorageError."""
     with _storage("list", path):
         return [name for name in place_of(path).names(path) if not name.endswith(".tmp")]
 

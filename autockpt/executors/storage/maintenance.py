@@ -1,4 +1,4 @@
-"""What people do to a checkpoint directory that no run holds: look deep, set aside, clean up.
+"""Maintenance of a checkpoint directory that no run holds: deep check, quarantine, cleaning.
 
 Nothing that holds a COMMIT is ever deleted here.  A damaged generation is *set aside*: renamed into
 `quarantine/`, with a line that says why, for a person to look at.  Leftovers of dead runs are

@@ -92,7 +92,7 @@ class RankTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPart:
-    """What makes the image of a rank, beside the tensors."""
+    """The parts of a rank's image, beside the tensors."""
 
     aliases: dict[str, str]
     tensors: tuple[RankTensor, ...]

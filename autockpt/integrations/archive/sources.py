@@ -19,7 +19,7 @@ from autockpt.integrations.tree.replicas import require_same
 from autockpt.values.errors import ConfigError
 
 FIRST, SECOND = "exp_avg", "exp_avg_sq"
-"""What torch's Adam family calls its moments; nothing else is taken for one."""
+"""Names of the moments in torch's Adam family; no other state is taken for one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class Exported:
     bytes: int
     """Bytes of the tensors."""
     left_out: tuple[str, ...]
-    """What of the generation is not in it."""
+    """Parts of the generation that are not in it."""
     lossy: str = ""
     """The loss before the generation was written, in words; "": none."""
 

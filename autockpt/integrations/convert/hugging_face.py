@@ -40,7 +40,7 @@ def hugging_face_part(tree: Tree) -> tuple[Tree, tuple[str, ...]]:
 
 
 def trainer_state(step: int, extra: Mapping[str, Any]) -> dict[str, Any]:
-    """What `TrainerState` keeps.  Trainer computes the epoch from the step.
+    """Return the fields that `TrainerState` keeps.  Trainer computes the epoch from the step.
 
     `extra`: the counters of the checkpoint; the adapter for Trainer keeps the whole state there.
     """

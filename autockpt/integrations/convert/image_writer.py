@@ -23,7 +23,7 @@ from autockpt.values.record import to_json
 CHUNK_BYTES = 2**23
 """A keeper's own default."""
 Record = dict[str, Any]
-"""What COMMIT says of one image."""
+"""The record of one image in COMMIT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from autockpt.values.errors import ConfigError
 TARGET = "autockpt"
 _MODEL = ("model", "model_state_dict", "state_dict")
 _OPTIMIZER = ("optimizer", "optimizer_state_dict", "optim")
-"""What scripts call them."""
+"""The names that scripts give them."""
 _ON_HOST = "step"
 """torch keeps this one in host memory, unless the optimizer is fused or capturable."""
 

@@ -28,7 +28,7 @@ _RECORDS = {
     ),
     f"{_DCP}.filesystem": ("_StorageInfo",),
 }  # fmt: skip
-"""What torch's writer pickles, by module."""
+"""The classes that torch's writer pickles, by module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

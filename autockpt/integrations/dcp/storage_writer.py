@@ -120,7 +120,7 @@ class GenerationWriter(StorageWriter):
 
 
 class _RankImage:
-    """What DCP's plan gives to one rank, as an image."""
+    """The items of DCP's plan for one rank, as an image."""
 
     def __init__(self, plan: SavePlan, planner: SavePlanner) -> None:
         self._planner = planner

@@ -205,7 +205,7 @@ def _require_protectable(engine: Any) -> None:
 
 
 def _parts(engine: Any) -> list[tuple[str, Any]]:
-    """What of the engine keeps a state of its own, by the name that checkpoints have for it."""
+    """Return the parts of the engine with a state of their own, by their names in checkpoints."""
     return [
         (name, one if hasattr(one, "load_state_dict") else None)
         for name, one in (

@@ -56,7 +56,10 @@ def packed(value: Any) -> io.BytesIO:
 
 
 def unpacked(data: bytes, where: str) -> Any:
-    """What torch.save wrote.  Raises CorruptCheckpointError for damage and for foreign classes."""
+    """Return the contents of a file of torch.save.
+
+    Raises CorruptCheckpointError for damage and for foreign classes.
+    """
     return _load(io.BytesIO(data), where)
 
 

@@ -118,7 +118,7 @@ class _Values:
 
 
 def _inner(value: Any) -> Any:
-    """What Fabric, or torch.compile, has put a wrapper around."""
+    """Return the object inside a wrapper of Fabric or torch.compile."""
     value = getattr(value, "_orig_mod", value)
     if type(value).__name__ == "_FabricModule":
         value = value._forward_module

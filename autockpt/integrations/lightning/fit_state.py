@@ -68,7 +68,7 @@ class FitState:
         return [(name, one) for name, one in module.named_modules() if isinstance(one, Metric)]
 
     def _hooked(self) -> dict[str, Any]:
-        """What `on_save_checkpoint` of module, data module and callbacks adds or replaces."""
+        """Return the changes by `on_save_checkpoint` of module, data module and callbacks."""
         owners = self._owners("on_save_checkpoint")
         if not owners:
             return {}

@@ -88,7 +88,7 @@ class ProtectedFit:
         self._undo.append(lambda: owner.__dict__.pop(name, None))
 
     def _loader(self, loader: Any) -> Any:
-        """What Lightning is to iterate in place of a loader of the training."""
+        """Return the iterable for Lightning in place of a loader of the training."""
         trainer = self._trainer
         loader = type(trainer.strategy).process_dataloader(trainer.strategy, loader)
         if trainer.sanity_checking or trainer.validating or not trainer.training:

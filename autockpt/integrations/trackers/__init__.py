@@ -1,4 +1,4 @@
-"""What autockpt measures, in the charts of TensorBoard, W&B, MLflow or OpenTelemetry.
+"""Measurements of autockpt in the charts of TensorBoard, W&B, MLflow or OpenTelemetry.
 
     from autockpt.integrations import trackers
 

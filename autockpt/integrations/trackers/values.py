@@ -1,4 +1,4 @@
-"""Which numbers of an event belong into a chart, and at which step."""
+"""Choose the numbers of an event for a chart, and their step."""
 
 from collections.abc import Mapping
 

@@ -6,8 +6,8 @@
 
 It is put together from the images of all ranks: tensors from their parts, optimizers from what each
 rank says of its own parameters.  Per-rank state (random states, the place in the data) is left out.
-Of buffers and attached objects that several ranks have, the first rank's are taken.  What
-`torch.distributed.checkpoint` saved has the keys that it was saved by.
+Of buffers and attached objects that several ranks have, the first rank's are taken.  A generation
+that `torch.distributed.checkpoint` saved has its original keys.
 """
 
 import json
@@ -222,7 +222,7 @@ def arrays_of(skeleton: Any, lazies: Mapping[str, LazyTensor]) -> dict[str, Any]
 
 
 def optimizers_of(skeletons: Iterable[dict[str, Any]], prefix: str) -> list[SavedOptimizer]:
-    """What each rank says of an optimizer; ranks that repeat the first one are left out."""
+    """Return each rank's record of an optimizer; ranks that repeat the first one are left out."""
     found: list[SavedOptimizer] = []
     first: Any = None
     for skeleton in skeletons:
@@ -252,7 +252,7 @@ def _merged(parts: list[SavedOptimizer]) -> list[SavedGroup]:
 
 
 def replicated(images: Images) -> Iterator[str]:
-    """What parallelism keeps equal: trained parameters and their optimizer's state."""
+    """Yield names that parallelism keeps equal: trained parameters and their optimizer state."""
     skeletons = [images.skeletons[rank] for rank in images.ranks]
     prefixes = list(dict.fromkeys(prefix for one in skeletons for prefix in one["optimizers"]))
     parts = [part for prefix in prefixes for part in optimizers_of(skeletons, prefix)]

@@ -1,4 +1,4 @@
-"""What differs between two checkpoints: tensor by tensor, so that memory holds two of them."""
+"""Differences of two checkpoints: tensor by tensor, so that memory holds two of them."""
 
 import math
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class Difference:
     """only-a, only-b, dtype, shape, values (tensors) or value (anything else)."""
     a: str = ""
     b: str = ""
-    """What each holds, in words; of tensors with other values the dtype and shape."""
+    """The contents of each, in words; of tensors with other values the dtype and shape."""
     elements: int = 0
     """Elements that are not the same bits."""
     max_abs: float | None = None

@@ -1,4 +1,4 @@
-"""What trainers call the parts of a checkpoint, under the names that ours have.
+"""The names of other trainers for the parts of a checkpoint, under our names.
 
     Lightning     state_dict, optimizer_states, lr_schedulers, global_step
     TorchTitan    lr_scheduler, train_state with the step

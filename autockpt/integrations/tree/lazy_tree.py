@@ -20,7 +20,7 @@ class LazyTensor:
     """A tensor that stands in a file; compared by identity, because that is what ties mean."""
 
     name: str
-    """What its file calls it."""
+    """Its name in its file."""
     dtype: torch.dtype
     shape: tuple[int, ...]
     part: Callable[[Box], torch.Tensor]

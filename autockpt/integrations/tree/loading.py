@@ -120,7 +120,7 @@ def _indexed(path: str) -> dict[str, LazyTensor]:
 
 
 def _state(folder: str) -> Tree:
-    """What `autockpt convert --include-optimizer` put beside the model."""
+    """Return the state that `autockpt convert --include-optimizer` put beside the model."""
     path = os.path.join(folder, STATE)
     if not os.path.exists(path):
         return {}

@@ -1,7 +1,8 @@
-"""Do the ranks hold the same?  What data parallelism keeps equal must be, before it is one tensor.
+"""Do the ranks hold the same?
 
-Where replicated state is divided among ranks nothing stands twice.  Ranks of other nodes keep it a
-second time, and every rank keeps its own plain tensors that have no declaration.
+State that data parallelism keeps equal must be equal, before it is one tensor.  Where replicated
+state is divided among ranks nothing stands twice.  Ranks of other nodes keep it a second time, and
+every rank keeps its own plain tensors that have no declaration.
 """
 
 import itertools

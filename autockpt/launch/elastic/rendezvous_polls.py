@@ -11,7 +11,7 @@ from typing import Any
 PER_NODE_S = 0.01
 """A store of torch's answers some thousands of questions a second; so it gets a hundred."""
 LONGEST_S = 1.0
-"""What torchelastic waits."""
+"""The wait of torchelastic, in seconds."""
 
 
 def poll_s(nodes: int) -> float:

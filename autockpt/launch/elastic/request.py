@@ -9,7 +9,7 @@ from autockpt.run_directory import RunDirectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What to start."""
+    """The command to start."""
 
     run: RunDirectory
     script: Script

@@ -203,7 +203,7 @@ class _LogFile(logging.FileHandler):
 
 
 def _log_torchelastic(path: Path, console: Console) -> None:
-    """What torchelastic says goes to a file, and to the terminal with -v.
+    """Send torchelastic's log to a file, and to the terminal with -v.
 
     Its loggers take their level from LOGLEVEL when imported; the ranks must not inherit ours.
     """

@@ -23,7 +23,7 @@ class Sidecar:
     """An `autockpt` command that follows a run until SIGTERM, then looks a last time."""
 
     name: str
-    """What people call it; its log is named so."""
+    """Its name for people and for its log."""
     command: tuple[str, ...]
 
 

@@ -1,4 +1,4 @@
-"""Which libraries a rank has imported, and which variables its script has set.
+"""The libraries that a rank has imported, and the variables that its script has set.
 
 A rank writes it down when its training is under way; its standby imports the same.  The user's own
 modules are not among them.  They run anew, so that their import effects happen in every

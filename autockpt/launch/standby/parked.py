@@ -89,7 +89,7 @@ def become_rank(descriptor: int) -> None:
 
 
 class _World:
-    """What importing has read and changed."""
+    """The environment that importing has read and changed."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._before = environment
@@ -266,7 +266,7 @@ def _torch_random() -> bytes:
 
 
 def _given_environment() -> dict[str, str]:
-    """What this process was started with; the interpreter may have set its locale since."""
+    """Return the environment at process start; the interpreter may have set its locale since."""
     rows = Path("/proc/self/environ").read_bytes().split(b"\0")
     pairs = (os.fsdecode(row).partition("=") for row in rows if row)
     return {name: value for name, _, value in pairs if name != VARIABLE}

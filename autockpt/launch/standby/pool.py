@@ -31,7 +31,7 @@ ANSWER_S = 5.0
 MEMORY_LOOK_S = 5.0
 """How often the memory that is left is looked at."""
 NEEDED_BYTES = 400 * 2**20
-"""What importing may take before it is known what it takes."""
+"""Memory that importing may take before it is measured."""
 AFTER_S = 10.0
 """A job that ends, or fails, within so many seconds of its first iterations makes no standby.  It
 would import beside the job for nothing.  A policy that insists does not wait."""
@@ -264,7 +264,7 @@ class StandbyPool:
 
 
 def _warm_handler(process: "subprocess.Popen[bytes]", settings: Any) -> Any:
-    """What torchelastic holds of a rank, for a process that is there already."""
+    """Return torchelastic's handle of a rank, for a process that is there already."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
     class WarmHandler(SubprocessHandler):

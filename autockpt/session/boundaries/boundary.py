@@ -220,7 +220,7 @@ class Boundaries:
             self._rank.report_degraded("standby", f"the next restart is a cold one: {error}")
 
     def finish_iteration(self) -> None:
-        """What comes behind a loop that ends early belongs to its last iteration: that ends now."""
+        """Code behind a loop that ends early belongs to its last iteration: that ends now."""
         if self._iterations.is_owed:
             self.run(self._rank.step + 1)
 

@@ -1,4 +1,4 @@
-"""Which boundaries a checkpoint may be of where gradients are accumulated over several iterations.
+"""Choose boundaries for checkpoints when gradients are accumulated over several iterations.
 
 A checkpoint holds no gradients, so it has to be of a boundary behind an optimizer's step.  Ranks
 must decide alike and do not talk: they count iterations and steps, which are the same on all of

@@ -48,7 +48,7 @@ class Iterations:
         self.rounds.begin()
 
     def forget_lead(self) -> None:
-        """What came before a loop of ours belongs to none of its iterations."""
+        """Forget the iterations before a loop of ours: they belong to none of its own."""
         self.has_stepped = self.has_forward = False
 
     def is_round_over(self) -> bool:
@@ -56,7 +56,7 @@ class Iterations:
         return self.has_stepped and self.rounds.complete and not self._rank.owns_boundary
 
     def skip(self) -> None:
-        """What ended is no iteration: the loop is still waited for."""
+        """Skip the ended stretch, which is no iteration: the loop is still waited for."""
         self.uncounted += 1
         self.has_stepped = False
         self.rounds.begin()
@@ -86,7 +86,7 @@ class Iterations:
         return self.taken == 1 and self._position.data.give_back()
 
     def is_before_loop(self) -> bool:
-        """What steps now is no iteration: the script goes on to a loop of ours."""
+        """A step now is no iteration: the script goes on to a loop of ours."""
         if self._waits_for_loop is None:
             self._waits_for_loop = is_loop_ahead(self._loop, sys._getframe(1))
         if self._waits_for_loop and self.uncounted >= LEAD_STEPS:

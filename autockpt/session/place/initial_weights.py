@@ -23,7 +23,7 @@ from autockpt.values.errors import ConfigError
 USUAL_PLACES = ("model", "state_dict", "model_state_dict")
 """Where files of other programs keep the weights."""
 WRAPPERS = ("module.", "_orig_mod.")
-"""What DDP and torch.compile put in front of every name."""
+"""Prefixes that DDP and torch.compile put in front of every name."""
 EXTRA_STATE = "_extra_state"
 """Torch's name for what modules save beside tensors of their own; it is not loaded."""
 NAMED = 3

@@ -1,4 +1,4 @@
-"""Who puts the loop and the data where the checkpoint is: known, or the resume is refused.
+"""Check that loop and data are put where the checkpoint is, or refuse the resume.
 
 A resume sets the state.  The script's loop and its data continue from there only when the script
 asks for it.  It may use a loop of ours, read `ckpt.step_count`, or have data that keeps its own

@@ -39,7 +39,7 @@ class Restored:
     source: str
     """memory, peer, parity or disk."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """What `attach(extra=...)` gave at that step; empty where it gave nothing."""
+    """The counters from `attach(extra=...)` at that step; empty where there were none."""
 
 
 class TrainingPosition:
@@ -53,7 +53,7 @@ class TrainingPosition:
         self.loaders: dict[str, EpochLoader] = {}
         """The loaders that `loader` made, by name."""
         self.restored: Restored | None = None
-        """What `attach` found; None: the training begins at step 0."""
+        """The checkpoint that `attach` restored; None: the training begins at step 0."""
         self._generators = ScriptGenerators()
         rank.live.script_generators = self._generators.states
         self._extra = extra
@@ -190,7 +190,7 @@ class TrainingPosition:
             )  # fmt: skip
 
     def note_nan(self, resumed: Resumed) -> None:
-        """What held NaN before the first step: on a restart the checkpoint says it."""
+        """Note tensors with NaN before the first step: on a restart the checkpoint names them."""
         kept = (resumed.progress or {}).get("nan")
         self._known_nan = self._rank.live.with_nan() if kept is None else [*map(str, kept)]
         self._rank.live.known_nan = frozenset(self._known_nan)

@@ -64,7 +64,7 @@ def contains(shape: Sequence[int], box: Box) -> bool:
 
 
 def intersect(a: Box, b: Box) -> Box | None:
-    """What both contain; None when that is nothing."""
+    """Return the intersection; None when it is empty."""
     offset, shape = [], []
     for start, size, other, length in zip(a.offset, a.shape, b.offset, b.shape, strict=True):
         low, high = max(start, other), min(start + size, other + length)
@@ -158,7 +158,7 @@ def overlaps(boxes: Sequence[Box], start: int, stop: int) -> Iterator[Overlap]:
 
 
 def common_runs(part: Box, one: Box, other: Box, *, most: int) -> list[tuple[int, int, int]] | None:
-    """What of `part` stands in one piece in the memory of both boxes, which contain it.
+    """Return the runs of `part` that are contiguous in the memory of both boxes, which contain it.
 
     Rows (first element in the memory of one, in that of the other, elements); None when there are
     more than `most`.

@@ -1,4 +1,4 @@
-"""Which of the ranks that hold the same bytes stores which of them.  Pure: equal on all ranks.
+"""Divide equal bytes among the ranks that hold them.  Pure: equal on all ranks.
 
 Whole tensors, largest first, go to the rank with the least bytes.  That can leave a rank more than
 a twentieth above the mean (one embedding among small layers).  Then the tensors are laid end to end

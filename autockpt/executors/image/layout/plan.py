@@ -264,7 +264,7 @@ def _header_capacity(specs: list[TensorSpec], pads: int, aliases: dict[str, str]
 
 
 def _part(spec: TensorSpec) -> str:
-    """Which part of the global tensor it is, as text."""
+    """Return its part of the global tensor, as text."""
     of = list(spec.global_shape or ())
     at = [[list(box.offset), list(box.shape)] for box in spec.boxes]
     return json.dumps({"of": of, "at": at}, separators=(",", ":"))

@@ -464,8 +464,11 @@ class KeeperClient:
         self._lent = lent
 
     def take_lent(self, order: p.RestoreShard) -> RestoreBuffers:
-        """What came with an order; the caller closes it.  Other orders have their own: a newer one
-        may arrive, with what belongs to it, while an older one is still being carried out."""
+        """Return the memory that came with an order; the caller closes it.
+
+        Other orders have their own: a newer one may arrive, with what belongs to it, while an older
+        one is still being carried out.
+        """
         with self.news:
             return self._lent_for.pop((order.term, order.attempt), RestoreBuffers({}))
 

@@ -208,7 +208,7 @@ class Saves:
             self.newest_on_disk = save
 
     def change(self, save: SaveHandle, event: Literal["copied", "withdrawn"]) -> None:
-        """What this rank's copy has come to."""
+        """Apply the end of this rank's copy."""
         with self._lock:
             save.apply(event)
             self._index(save)

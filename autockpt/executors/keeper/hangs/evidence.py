@@ -1,4 +1,4 @@
-"""Which rank is it, and what does it wait in: from stacks and the states of processes.
+"""Find the rank that hangs and its wait, from stacks and the states of processes.
 
 Pure: texts come in.
 """

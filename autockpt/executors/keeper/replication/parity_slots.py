@@ -28,7 +28,7 @@ from autockpt.values.record import from_json, to_json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberIndexes:
-    """What stands behind the chunks of a parity."""
+    """The images behind the chunks of a parity."""
 
     schema_version: int = 1
     members: tuple[ImageIndex, ...]

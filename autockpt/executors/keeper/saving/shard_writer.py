@@ -52,7 +52,7 @@ class PersistTarget:
     codec: str
     codec_ranges: tuple[tuple[int, ...], ...]
     base: Base | None = None
-    """What chunks may be stored as differences to."""
+    """The base of chunks that are stored as differences."""
     finish: Callable[["ShardOutcome"], object] = lambda outcome: None
     """Writes the index; called on a worker thread once the file is durable and the digests are
     announced.  An exception fails the shard."""
@@ -60,7 +60,7 @@ class PersistTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardOutcome:
-    """What became of the shard file."""
+    """The result of writing the shard file."""
 
     stored_bytes: int
     write_s: float

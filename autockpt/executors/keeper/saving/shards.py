@@ -317,7 +317,7 @@ class ShardSaves:
         self._directory.write_index(path, to_json(described.written).encode())
 
     def _base(self, began: wire.SnapshotBegan) -> Base | None:
-        """What this save may be a difference to, if it may be one at all."""
+        """Return the base of this save, if it may have one."""
         return self._bases.for_save(
             began.rank, began.generation, run_id=self._run_id, image_bytes=began.image_bytes,
             chunk_bytes=_chunk_bytes(self._memory.of(began.rank), began), longest=began.chain,

@@ -13,8 +13,8 @@ class Destination(Protocol):
     after `Transfer.abort` returned.
 
     `place` gives the memory of a chunk, at most once a chunk, and does not block.  After it comes
-    `keep` when the chunk is there and its digest is right, or `drop` when it never will be.  What
-    raises ends the transfer.
+    `keep` when the chunk is there and its digest is right, or `drop` when it never will be.  An
+    exception ends the transfer.
     """
 
     def place(self, number: int, nbytes: int) -> memoryview:
@@ -74,7 +74,7 @@ class Staging:
             return piece
 
     def give_back(self, piece: memoryview) -> None:
-        """What `take` gave."""
+        """Give back memory from `take`."""
         with self._lock:
             self._free.append(self._lent.pop(id(piece)))
 

@@ -111,7 +111,7 @@ class Choosing:
         return f"greatest recoverable generation: {state.choice.generation} ({counts})"
 
     def reason_for_scratch(self) -> str:
-        """What became of earlier starts, "" when there was none."""
+        """Return the fate of earlier starts, "" when there was none."""
         if not self.older_parents():
             return ""
         bad = [

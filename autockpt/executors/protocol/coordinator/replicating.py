@@ -191,7 +191,7 @@ class Replicating:
     def copies_lost(self, reason: str) -> None:
         """The replica slots of a node are gone with its keeper: all are to be copied once more.
 
-        A protected generation is kept all the same on the other nodes.
+        A protected generation is kept all the same where copies remain.
         """
         self.end_round(reason)
         self.state.intact = False

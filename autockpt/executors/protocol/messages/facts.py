@@ -188,7 +188,7 @@ class ShardSource:
 
     @property
     def brought(self) -> tuple[ShardCopy, ...]:
-        """What other nodes send for it; empty if no other node is needed."""
+        """The copies that other nodes send for it; empty if no other node is needed."""
         if self.node is None or self.shard is None:
             return self.pieces
         return (ShardCopy(node=self.node, shard=self.shard),)

@@ -32,7 +32,7 @@ class TrainerAttached:
     redundancy: Redundancy = NO_REDUNDANCY
     """How memory is protected against the loss of nodes.  Equal on all ranks."""
     domains: FailureDomains = UNKNOWN_DOMAINS
-    """What nodes share and lose together.  Equal on all ranks."""
+    """Failure domains that nodes share.  Equal on all ranks."""
     layout_digest: str = ""
     """Empty: not known yet (optimizer state is still empty); then shards are not compared."""
     term: int | None = None
@@ -176,7 +176,7 @@ class ShardFetched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardComing:
-    """What `FetchShard` named is not complete, and more of it is here; told every few seconds."""
+    """The shard of `FetchShard` is not complete, and more of it is here; sent every few seconds."""
 
     rank: int
     generation: Generation

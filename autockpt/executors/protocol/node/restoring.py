@@ -175,7 +175,7 @@ class Restoring:
         return slot is not None
 
     def shards_placed(self, message: m.ShardsPlaced) -> None:
-        """What ranks of this node are about to gather: lend it, and rebuild our part first."""
+        """Lend the shards that ranks of this node will gather, and rebuild our part first."""
         state = self.state
         fits = (message.incarnation, message.term) == (state.incarnation, state.term)
         known = state.placed is not None and message.attempt <= state.placed.attempt

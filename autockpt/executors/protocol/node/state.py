@@ -108,7 +108,7 @@ class NodeState:
     protected: Generation | None = None
     """Newest one that survives the loss of a node, or was restored: its slots are kept."""
     announced: Generation | None = None
-    """What trainers were last told to be protected."""
+    """The newest generation reported to trainers as protected."""
     persists: dict[Key, Persist] = field(default_factory=dict)
     attempts: dict[Key, int] = field(default_factory=dict)
     """File names used so far; never reused, not even after a verdict."""

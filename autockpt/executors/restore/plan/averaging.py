@@ -13,7 +13,7 @@ from autockpt.executors.sharding.rules.rules import drifted_copies, unnumbered
 
 
 class ReplicaAverage:
-    """Which stored copies make the parameters of this rank."""
+    """The stored copies that make the parameters of this rank."""
 
     def __init__(self, drifting: Mapping[str, int], stored: Stored, *, same_mesh: bool) -> None:
         """`drifting`: by name of a live parameter how many copies of it there are now."""

@@ -62,7 +62,7 @@ class Comparison:
     name: str
     pieces: tuple[Piece, ...]
     refusal: str
-    """What to say if the copies differ."""
+    """The message if the copies differ."""
 
     @property
     def alike(self) -> bool:

@@ -1,4 +1,4 @@
-"""What wrappers know of the plain parameters inside them.
+"""The knowledge of wrappers about the plain parameters inside them.
 
 One function per kind of wrapper: module -> (parameter, holding) of those it speaks for.  Modules
 are seen as the script attached them, wrappers included.  DTensors (FSDP2, HSDP, tensor parallel

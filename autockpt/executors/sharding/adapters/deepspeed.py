@@ -3,7 +3,7 @@
 Recognised by attributes, never imported.  ZeRO 1 and 2 keep the parameters whole on every rank, and
 cut the flat fp32 copy and its optimizer state into ranges.  A parameter's `_hp_mapping` is its part
 of this rank's range.  ZeRO 3 cuts every parameter by itself (`ds_tensor`) and lays the parts of a
-group one after another.  What pads a range belongs to no part.
+group one after another.  Padding of a range belongs to no part.
 
 The attributes were read in, and tried with, DeepSpeed 0.19.8 on CPU.
 """

@@ -2,8 +2,8 @@
 
 With `use_orig_params=True` a parameter is the 1-D slice of the range that is its own, possibly
 empty: boxes of the original tensor.  With False the unit's `_flat_param` is one 1-D tensor, which
-fits every number of ranks but no other kind of wrapper.  What pads a range to the length of the
-others stands at its end and is no part of any tensor.
+fits every number of ranks but no other kind of wrapper.  Padding to the length of the other ranges
+stands at a range's end and is no part of any tensor.
 
 torch offers no public access to these ranges; the names with underscores were read in 2.13.
 """
@@ -57,7 +57,7 @@ def _unit(unit: Any) -> Iterator[tuple[torch.Tensor, LocalShard]]:
 
 
 def _of_slice(shape: tuple[int, ...], info: Any, holders: tuple[int, ...]) -> LocalShard:
-    """What of an original parameter stands in this rank's range."""
+    """Return the part of an original parameter in this rank's range."""
     boxes: list[Box] = []
     if info.in_shard:
         start = info.intra_param_start_idx

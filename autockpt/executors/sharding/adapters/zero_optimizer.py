@@ -21,7 +21,7 @@ State = dict[str, Any]
 
 
 class ZeroView(torch.optim.Optimizer):
-    """What `attach` needs of an optimizer; it cannot step."""
+    """The interface of an optimizer that `attach` needs; it cannot step."""
 
     def __init__(self, zero: Any) -> None:
         # Not torch's own: it copies the groups, which must stay DeepSpeed's.

@@ -1,4 +1,4 @@
-"""Which plain parameters of a rank are parts of what, and how they are called in the whole model.
+"""Plain parameters that are parts of global tensors, and their names in the whole model.
 
 Rules, and modules that tell by themselves (Megatron), place a parameter: they know its part of a
 global tensor and its name there.  A tensor that a wrapper only divides keeps its name.

@@ -1,4 +1,4 @@
-"""Which way a group of tensors is stored, and the loop that keeps errors from adding up.
+"""Choose the stored form of a group of tensors, and keep errors from adding up.
 
 A group is a block of a parameter with its two Adam moments, or any tensor alone.  The encoder
 decodes every result with the code that a restore runs, and takes the next residual against that.

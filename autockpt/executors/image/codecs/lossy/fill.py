@@ -1,4 +1,4 @@
-"""What stands for a second moment that was pruned: never zero where Adam has seen a gradient.
+"""The stand-in for a pruned second moment: never zero where Adam has seen a gradient.
 
 With v = 0 and a late step counter, an entry's next Adam step is lr (1 - b1) / sqrt(1 - b2) for any
 gradient.  That is 3.2 lr with (0.9, 0.999), for all such entries at once.  So a pruned v comes back

@@ -78,8 +78,8 @@ def _symbols(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(symbols of the shape of `values`: 0 or one more than the centre's number, centres).
 
-    What 0 is nearer to than its centre is pruned: no element is further from its true value than
-    if nothing had been stored.
+    Values nearer to 0 than to their centre are pruned: no element is further from its true value
+    than if nothing had been stored.
     """
     survivors = values[mask]
     centres = centres_of(survivors, count)

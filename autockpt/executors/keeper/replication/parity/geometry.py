@@ -99,7 +99,7 @@ class ParitySet:
         return -(-self.image_bytes[member] // self.chunk_bytes)
 
     def holders(self, stripe: int) -> tuple[int, ...]:
-        """Who holds the rows of a stripe's parity, by row."""
+        """Return the holders of the rows of a stripe's parity, by row."""
         return tuple((stripe + row) % self.members for row in range(self.losses))
 
     def data_members(self, stripe: int) -> tuple[int, ...]:
@@ -145,7 +145,7 @@ class ParitySet:
     # ------------------------------------------------------------------ rebuilding
 
     def rebuild(self, member: int, number: int, lost: Collection[int]) -> tuple[Term, ...]:
-        """What chunk `number` of a lost member is the sum of.
+        """Return the terms whose sum is chunk `number` of a lost member.
 
         `lost`: all lost members, `member` among them.  Raises ConfigError when they are too many.
         """
