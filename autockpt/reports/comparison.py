@@ -3,15 +3,15 @@
 Both models come from `model.build`, so each figure is the one of the run's own report.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from autockpt.reports.model import ReportModel
 from autockpt.values.errors import ConfigError
-from autockpt.values.units import format_bytes, format_duration, format_fraction
+from autockpt.values.units import format_duration, format_fraction
 
 EQUAL = 1e-3
-"""Shares of lost time that differ by less, in fractions of the time, are called equal."""
+"""Shares of lost time that differ by less, in fractions of the time, make neither run better."""
 
 Show = Callable[[float], str]
 
@@ -21,7 +21,7 @@ class Row:
     """One quantity of both runs, for people."""
 
     group: str
-    """policy, machine, outcome, costs or failures."""
+    """policy, job, machine, software, outcome, failures or costs."""
     label: str
     first: str
     second: str
@@ -38,20 +38,20 @@ class Comparison:
     verdict: str
     """One or two sentences: the better run, by how much, and the reason for care."""
     better: str
-    """Name of the better run; "": they are equal."""
+    """Name of the better run; "": neither is."""
     rows: tuple[Row, ...]
 
 
 def compare(first: ReportModel, second: ReportModel) -> Comparison:
     """Compare two runs.  Raises ConfigError where one has trained nothing yet."""
     for model in (first, second):
-        if model.accounting is None:
+        if model.accounting is None or not model.accounting.steps:
             raise ConfigError(
                 f"{model.title}: has no telemetry of a training, so nothing can be compared; "
-                "expected: two directories of autockpt run"
+                "expected: two directories of autockpt run that have trained"
             )
-    setting = (*_policy(first, second), *_machine(first, second))
-    better, verdict = _verdict(first, second, [row for row in setting if row.group == "machine"])
+    setting = (*_policy(first, second), *_given(first, second))
+    better, verdict = _verdict(first, second, [row for row in setting if row.group != "policy"])
     return Comparison(
         names=(first.title, second.title),
         verdict=verdict,
@@ -60,24 +60,28 @@ def compare(first: ReportModel, second: ReportModel) -> Comparison:
     )
 
 
-def _verdict(first: ReportModel, second: ReportModel, machine: list[Row]) -> tuple[str, str]:
+def _verdict(first: ReportModel, second: ReportModel, given: list[Row]) -> tuple[str, str]:
     """(the better run, the sentences about it)."""
     assert first.accounting is not None
     assert second.accounting is not None
     lost = (first.accounting.waste, second.accounting.waste)
     told = (
-        f"{first.title} lost {format_fraction(lost[0])} of its time to checkpoints and failures, "
-        f"{second.title} {format_fraction(lost[1])}"
+        f"{first.title} lost {format_fraction(lost[0])} of its time after start-up to checkpoints "
+        f"and failures, {second.title} {format_fraction(lost[1])}"
     )
     better = ""
     if abs(lost[0] - lost[1]) < EQUAL:
-        told += ": they are equal."
+        told += f": they differ by less than {_points(EQUAL)}."
     else:
         better = (first if lost[0] < lost[1] else second).title
         told += f": {better} is better by {_points(abs(lost[0] - lost[1]))}."
-    if machine:
-        names = ", ".join(row.label for row in machine)
-        told += f" Compare with care: the machines differ ({names})."
+    if given:
+        names = ", ".join(row.label for row in given)
+        what = "machines" if {row.group for row in given} == {"machine"} else "settings"
+        told += f" Compare with care: the {what} differ ({names})."
+    ends = [_end(model) for model in (first, second)]
+    if ends[0] != ends[1]:
+        told += f" The ends differ ({ends[0]} and {ends[1]})."
     deaths = [_failures(model) for model in (first, second)]
     if deaths[0] != deaths[1]:
         told += f" The failures differ ({deaths[0]} and {deaths[1]}), which no policy decides."
@@ -85,7 +89,9 @@ def _verdict(first: ReportModel, second: ReportModel, machine: list[Row]) -> tup
 
 
 def _policy(first: ReportModel, second: ReportModel) -> tuple[Row, ...]:
-    return _differing("policy", _chosen(first), _chosen(second))
+    chosen = (_chosen(first), _chosen(second))
+    names = dict.fromkeys((*chosen[0], *chosen[1]))
+    return _differing("policy", names, *chosen)
 
 
 def _chosen(model: ReportModel) -> dict[str, str]:
@@ -95,31 +101,48 @@ def _chosen(model: ReportModel) -> dict[str, str]:
     return {choice.name: choice.chosen for choice in model.decision.choices}
 
 
-def _machine(first: ReportModel, second: ReportModel) -> tuple[Row, ...]:
-    return _differing("machine", _place(first), _place(second))
+def _given(first: ReportModel, second: ReportModel) -> tuple[Row, ...]:
+    """Differences that no policy decides, of quantities known of both runs."""
+    rows: tuple[Row, ...] = ()
+    for group, of in (("job", _job), ("machine", _machine), ("software", _software)):
+        one, other = of(first), of(second)
+        rows += _differing(group, [name for name in one if name in other], one, other)
+    return rows
 
 
-def _place(model: ReportModel) -> dict[str, str]:
-    """Hardware, ranks, storage and state, where a profile told them."""
-    profile = model.profile
-    place = {f"{name} version": model.versions[name] for name in ("torch", "autockpt")
-             if name in model.versions}  # fmt: skip
-    if profile is None:
-        return place
-    mark = profile.fingerprint
+def _job(model: ReportModel) -> dict[str, str]:
+    """The command, its ranks and its state."""
+    facts = {fact.label: fact.value for fact in model.facts}
+    job = {"command": model.command} if model.command else {}
+    if "Ranks" in facts:
+        job["ranks"] = facts["Ranks"].split()[0]  # only a profile tells the nodes, too
+    if "State" in facts:
+        job["state"] = facts["State"]
+    return job
+
+
+def _machine(model: ReportModel) -> dict[str, str]:
+    """Hardware and storage, where a profile told them."""
+    if model.profile is None:
+        return {}
+    mark = model.profile.fingerprint
     return {
         "processor": f"{mark.cpu}, {mark.cores} cores",
         "GPUs": f"{len(mark.gpus)} x {mark.gpus[0]}" if mark.gpus else "none",
-        "ranks": f"{mark.world_size} on {mark.nodes}",
+        "nodes": str(mark.nodes),
         "storage": mark.storage,
-        "state": format_bytes(profile.state.total_bytes),
-        **place,
     }
 
 
-def _differing(group: str, first: dict[str, str], second: dict[str, str]) -> tuple[Row, ...]:
-    """A row for each key whose values differ."""
-    names = dict.fromkeys((*first, *second))
+def _software(model: ReportModel) -> dict[str, str]:
+    return {f"{name} version": model.versions[name] for name in ("torch", "autockpt")
+            if name in model.versions}  # fmt: skip
+
+
+def _differing(
+    group: str, names: Iterable[str], first: dict[str, str], second: dict[str, str]
+) -> tuple[Row, ...]:
+    """A row for each of these keys whose values differ."""
     return tuple(
         Row(group=group, label=name, first=first.get(name, "-"), second=second.get(name, "-"))
         for name in names
@@ -128,9 +151,9 @@ def _differing(group: str, first: dict[str, str], second: dict[str, str]) -> tup
 
 
 def _outcome(first: ReportModel, second: ReportModel) -> tuple[Row, ...]:
-    ends = [model.ending.state if model.ending else "running" for model in (first, second)]
+    ends = [_end(model) for model in (first, second)]
     deaths = [str(_failures(model)) for model in (first, second)]
-    steps = [str(sum(r.lost_steps for r in model.restores)) for model in (first, second)]
+    steps = [str(_lost_steps(model)) for model in (first, second)]
     return (
         Row(group="outcome", label="end", first=ends[0], second=ends[1]),
         Row(group="failures", label="failures", first=deaths[0], second=deaths[1]),
@@ -138,8 +161,20 @@ def _outcome(first: ReportModel, second: ReportModel) -> tuple[Row, ...]:
     )
 
 
+def _end(model: ReportModel) -> str:
+    return model.ending.state if model.ending else "not ended"
+
+
 def _failures(model: ReportModel) -> int:
-    return sum(r.deaths for r in model.restores if r.failed_at_s is not None)
+    """Failures that it came back from, and the one that ended it."""
+    last = model.ending is not None and model.ending.state == "failed"
+    return sum(r.deaths for r in model.restores if r.failed_at_s is not None) + last
+
+
+def _lost_steps(model: ReportModel) -> int:
+    """Trained again, or gone with the end."""
+    at_end = model.ending.lost_steps if model.ending is not None else 0
+    return sum(r.lost_steps for r in model.restores) + at_end
 
 
 def _costs(first: ReportModel, second: ReportModel) -> tuple[Row, ...]:
@@ -149,8 +184,8 @@ def _costs(first: ReportModel, second: ReportModel) -> tuple[Row, ...]:
     rows = [
         _row("wall time", a.wall_s, b.wall_s, format_duration),
         _row("training that counts", a.goodput, b.goodput, format_fraction),
-        _row("lost in all", a.waste, b.waste, format_fraction),
-        _row("lost to checkpoints", a.checkpoint_waste, b.checkpoint_waste, format_fraction),
+        _row("lost after start-up", a.waste, b.waste, format_fraction),
+        _row("of it to checkpoints", a.checkpoint_waste, b.checkpoint_waste, format_fraction),
         _row("lost work", a.lost_s, b.lost_s, format_duration),
         _row("down time", a.down_s, b.down_s, format_duration),
     ]

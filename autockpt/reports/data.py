@@ -60,6 +60,8 @@ class RunData:
     """The waste function's inputs and its own result for the plan."""
     resume: str = ""
     """The command that goes on with this run; "": it is not known."""
+    train: str = ""
+    """The command that trains under the plan of this profile; "": it is not known."""
     silent_s: float | None = None
     """Age of the run's status when this was read, seconds; None: it has none."""
     status: dict[str, Any] = field(default_factory=dict)

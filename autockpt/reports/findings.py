@@ -84,6 +84,14 @@ def unprotected(facts: Facts) -> Finding | None:
         return Finding(id="protected", severity="low", title="The state of the script is protected",
                        evidence="the script attached; its state is checkpointed",
                        passed=True)  # fmt: skip
+    if facts.data.status.get("state") in ("failed", "interrupted"):
+        return Finding(
+            id="unprotected",
+            severity="high",
+            title="Nothing was checkpointed",
+            evidence="the script ended before it called autockpt.attach",
+            fix="let it come to autockpt.attach, in front of its loop",
+        )
     wall_s = facts.accounting.wall_s if facts.accounting else 0.0
     at_stake = f"{format_duration(wall_s)} of training were" if wall_s else "all training is"
     return Finding(

@@ -91,6 +91,12 @@ class ReportModel:
     disputed_count: int = 0
     """Checkpoints on which replicas of the state disagreed."""
 
+    @property
+    def attach_missing(self) -> bool:
+        """It runs or has finished without `attach`; one that failed before may well call it."""
+        ended = self.ending is not None and self.ending.state != "finished"
+        return not self.protected and not ended
+
 
 def build(data: RunData) -> ReportModel:
     """The report of a run, or of a profile when there are no events."""

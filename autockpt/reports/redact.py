@@ -8,7 +8,7 @@ send.
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from autockpt.reports.data import RunData
@@ -56,14 +56,19 @@ class _Tokens:
         return self._tokens.setdefault((kind, secret), f"[{kind}-{count + 1}]")
 
 
-_COMMANDS = frozenset({"command", "argv", "resume", "title"})
+_COMMANDS = frozenset({"command", "argv", "resume", "train", "title"})
 
 
 def redact(data: RunData) -> RunData:
     """`data` with paths, addresses and host names replaced in every text, keys included."""
-    tokens = _Tokens(data.hosts)
-    cleaned = cast(RunData, _walk(data, tokens, command=False))
-    return dataclasses.replace(cleaned, hosts=())
+    return redact_together((data,))[0]
+
+
+def redact_together(runs: Sequence[RunData]) -> tuple[RunData, ...]:
+    """The same of several runs with one set of tokens: what differs between them still does."""
+    tokens = _Tokens(tuple(host for data in runs for host in data.hosts))
+    cleaned = [cast(RunData, _walk(data, tokens, command=False)) for data in runs]
+    return tuple(dataclasses.replace(data, hosts=()) for data in cleaned)
 
 
 def _walk(value: Any, tokens: _Tokens, *, command: bool) -> Any:

@@ -14,7 +14,9 @@ from autockpt.reports.analysis.promises import Promise
 from autockpt.reports.analysis.saves import Age
 from autockpt.reports.data import RunData, reckoned_with
 from autockpt.reports.findings import SPREAD, Finding
+from autockpt.values.arguments import HIDDEN
 from autockpt.values.degradation import DegradedTier
+from autockpt.values.exit_codes import REFUSED_AGAIN
 from autockpt.values.plan import CheckpointPlan, Decision
 from autockpt.values.profile import Profile
 from autockpt.values.units import format_duration, format_fraction
@@ -68,10 +70,12 @@ def advised(verdict: Verdict, data: RunData, ended: RunEnding | None, found: Seq
             ) -> Verdict:  # fmt: skip
     """The verdict with its assumptions and the next step: of the end, else of the worst finding."""
     verdict = replace(verdict, assumed=_assumed(data) if data.protected else "")
-    if verdict.next_step:
+    if not verdict.next_step:
+        step, command = _next_step(data, ended, found)
+        verdict = replace(verdict, next_step=step, command=command)
+    if HIDDEN not in verdict.command:
         return verdict
-    step, command = _next_step(data, ended, found)
-    return replace(verdict, next_step=step, command=command)
+    return replace(verdict, next_step=f"{verdict.next_step} Put your own value for {HIDDEN}.")
 
 
 def profile_verdict(data: RunData, ended: RunEnding | None = None) -> Verdict:
@@ -123,13 +127,12 @@ def profile_verdict(data: RunData, ended: RunEnding | None = None) -> Verdict:
         f"A failure costs {format_duration(expected.recovery_memory_s)} where the memory of the "
         f"node survives, else {format_duration(expected.recovery_disk_s)}, in the mean."
     )
-    train = _run_command(data.command)
     return Verdict(
         headline=headline,
         cost=cost,
         lost=recovery,
-        next_step="Train under this plan." if train else "",
-        command=train,
+        next_step="Train under this plan.",
+        command=data.train,
         detail=detail,
         confidence=level,
         confidence_reason=reason,
@@ -181,11 +184,16 @@ def _outcome(data: RunData, ended: RunEnding | None, step: int) -> str:
     if ended is not None:
         return ended.headline
     at = f" at step {step}" if step else ""
-    silent_s = data.silent_s
-    if silent_s is not None and silent_s <= LIVE_S:
+    if _is_live(data):
         return f"Still running{at}."
+    silent_s = data.silent_s
     since = f"{format_duration(silent_s)} ago" if silent_s is not None else "not dated"
     return f"No end was told: it may still run. The last word{at} is {since}."
+
+
+def _is_live(data: RunData) -> bool:
+    """Of a run without an end: it still writes its status."""
+    return data.silent_s is not None and data.silent_s <= LIVE_S
 
 
 def _unfinished(ended: RunEnding, achieved: Verdict | None) -> Verdict:
@@ -288,21 +296,29 @@ def _against_plan(data: RunData, promises: Sequence[Promise]) -> str:
 
 def _next_step(data: RunData, ended: RunEnding | None, found: Sequence[Finding]) -> tuple[str, str]:
     """(what to do, the command for it)."""
+    if ended is not None and ended.state != "finished":
+        return _again(ended), data.resume
     if not data.protected:
         return "Add the lines that autockpt run printed; then start it again.", ""
+    if ended is None and not _is_live(data):
+        return "If it no longer runs, start it again.", data.resume
     worst = next((f for f in found if not f.passed and f.severity != "low"), None)
-    if ended is not None and ended.state != "finished":
-        resumes = (
-            f"it resumes at step {ended.durable_step}" if ended.durable_step is not None
-            else "it begins at step 0, because nothing is durable"
-        )  # fmt: skip
-        first = "Correct the error. Then start" if ended.state == "failed" else "Start"
-        return f"{first} the same run again: {resumes}.", data.resume
-    if ended is None:
-        return "Nothing, while it runs.", ""
-    if worst is None:
-        return "Nothing: no problem was found.", ""
-    return f"{worst.title}: {worst.fix}.", ""
+    if worst is not None:
+        return f"{worst.title}: {worst.fix}.", ""
+    return "Nothing, while it runs." if ended is None else "Nothing: no problem was found.", ""
+
+
+def _again(ended: RunEnding) -> str:
+    """The effect of the same command, as the launcher tells it at the end of the run."""
+    refused = REFUSED_AGAIN.get(ended.exit_code or 0)
+    if refused is not None:
+        return f"The same command {refused}."
+    resumes = (
+        f"it resumes at step {ended.durable_step}" if ended.durable_step is not None
+        else "it begins at step 0, because nothing is durable"
+    )  # fmt: skip
+    first = "Correct the error. Then start" if ended.state == "failed" else "Start"
+    return f"{first} the same run again: {resumes}."
 
 
 def _assumed(data: RunData) -> str:
@@ -330,12 +346,6 @@ def _assumed(data: RunData) -> str:
         if estimate.source == "assumed"
     ]
     return f"The plan reckons with {'; '.join(parts)}." if parts else ""
-
-
-def _run_command(command: str) -> str:
-    """The command that trains, from the one that profiled; "": it is not known."""
-    head = "autockpt profile "
-    return "autockpt run " + command[len(head) :] if command.startswith(head) else ""
 
 
 def confidence(

@@ -6,6 +6,8 @@ Codes of errors are `exit_code` in `values/errors.py`, those below 64 and above 
 
 import signal
 
+from autockpt.values.errors import ConfigError, DirectoryBusyError, NoCheckpointError
+
 SAVED_REQUEUE = 75
 """A signal announced an end, and all training so far is durable: EX_TEMPFAIL."""
 ANNOUNCED = (128 + signal.SIGUSR1, 128 + signal.SIGUSR2)
@@ -19,6 +21,14 @@ NO_PROGRESS = 93
 """Restarts came no further: another one would not either."""
 REPLACED = 94
 """A newer start of the run has fenced this one off."""
+
+REFUSED_AGAIN: dict[int, str] = {
+    WOULD_TRAIN_WRONGLY: "is refused again, until the script goes on where its state is",
+    ConfigError.exit_code: "is refused again, until what is named above is corrected",
+    NoCheckpointError.exit_code: "is refused again; autockpt verify --quarantine, or --fresh",
+    DirectoryBusyError.exit_code: "goes on when the other run has ended",
+}
+"""By code: why the same command does not simply go on, said of that command."""
 
 EXIT_CODES: dict[int, tuple[str, str]] = {
     0: ("the script ended well", "nothing"),

@@ -12,18 +12,8 @@ from autockpt.job_directory import own_runs
 from autockpt.launch.elastic.request import Ending
 from autockpt.launch.script import Script
 from autockpt.run_directory import RunDirectory
-from autockpt.values.errors import (
-    AutockptError,
-    ConfigError,
-    DirectoryBusyError,
-    NoCheckpointError,
-)
-from autockpt.values.exit_codes import (
-    ANNOUNCED,
-    NOTHING_DURABLE,
-    SAVED_REQUEUE,
-    WOULD_TRAIN_WRONGLY,
-)
+from autockpt.values.errors import AutockptError
+from autockpt.values.exit_codes import ANNOUNCED, NOTHING_DURABLE, REFUSED_AGAIN, SAVED_REQUEUE
 from autockpt.values.record import to_data
 from autockpt.values.status import RunStatus
 
@@ -136,15 +126,6 @@ def shown(path: str | os.PathLike[str]) -> str:
     return str(path) if relative.startswith("..") else relative
 
 
-_REFUSED_AGAIN = {
-    WOULD_TRAIN_WRONGLY: "is refused again, until the script goes on where its state is",
-    ConfigError.exit_code: "is refused again, until what is named above is corrected",
-    NoCheckpointError.exit_code: "is refused again; autockpt verify --quarantine, or --fresh",
-    DirectoryBusyError.exit_code: "when the other run has ended",
-}
-"""By exit code: why the same command does not simply go on."""
-
-
 def _say(run: RunDirectory, status: RunStatus, script: Script, console: Console) -> None:
     attached = _is_attached(run)
     if status.state == "finished" and not attached:
@@ -182,7 +163,7 @@ def _say(run: RunDirectory, status: RunStatus, script: Script, console: Console)
         words = launch_words(Scale(world_size=ranks * nodes, nodes=nodes))
         stored = status.last_durable or status.last_remote
         then = "resumes" if stored else "begins anew: nothing is durable"
-        then = _REFUSED_AGAIN.get(status.exit_code or 0, then)
+        then = REFUSED_AGAIN.get(status.exit_code or 0, then)
         console.next(
             f"autockpt run --run-dir {shown(run.path)} {words}{command_line(script)}   ({then})"
         )

@@ -170,8 +170,8 @@ def _conclude(run: "RunDirectory", script: Script, console: Console, tuned: "Fou
     )
     words = tune_text.policy_words(*tuned) if tuned is not None else []
     words = words or plan_choice.policy_words(goal, scale)
-    place = ["--profile", shown(run.profile_path)]
-    console.next(plan_choice.next_run([*place, *words, *repeated(LAUNCH_NAMES)], script))
+    launch = repeated(LAUNCH_NAMES)
+    console.next(plan_choice.run_under(shown(run.profile_path), words, launch, script))
     return 0
 
 

@@ -1,6 +1,7 @@
 """`autockpt report`: the report of a run or a profile, or two runs side by side."""
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -67,7 +68,7 @@ def _compare(
     from autockpt.cli.shared.gather import run_data
     from autockpt.reports.comparison import compare
     from autockpt.reports.model import build
-    from autockpt.reports.redact import redact as redacted
+    from autockpt.reports.redact import redact_together
     from autockpt.run_directory import RunDirectory
     from autockpt.values.errors import ConfigError
     from autockpt.values.record import to_data
@@ -78,7 +79,11 @@ def _compare(
             f"{len(run_dirs)} directories, --format {format_ or 'text'}, --out {out or 'none'}"
         )
     data = [run_data(RunDirectory.open(run_dir)) for run_dir in run_dirs]
-    said = compare(*(build(redacted(one) if redact else one) for one in data))
+    if data[0].title == data[1].title:
+        data = [replace(one, title=given) for one, given in zip(data, run_dirs, strict=True)]
+    if redact:
+        data = list(redact_together(data))
+    said = compare(*map(build, data))
     if format_ == "json":
         console.json = True
     console.object("report", {"comparison": to_data(said)})

@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING
 from autockpt.cli.shared.prospects import risk_of, search_of
 from autockpt.cli.shared.versions import versions
 from autockpt.run_directory import RunDirectory, RunInfo, utc_now
-from autockpt.values.errors import AutockptError
+from autockpt.values.errors import AutockptError, ConfigError
 from autockpt.values.goal import Goal
 from autockpt.values.plan import CheckpointPlan, Decision
 from autockpt.values.record import to_data
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from autockpt.cli.shared.plan_choice import Scale
     from autockpt.reports.analysis.replication import Protection
     from autockpt.reports.analysis.what_if import WhatIfCurve
     from autockpt.reports.data import RunData
@@ -47,6 +50,7 @@ def run_data(run: RunDirectory) -> "RunData":
         what_if=what_if_of(decision),
         status=to_data(status) if status else {},
         resume=_resume(run, info) if info and info.mode == "run" else "",
+        train=_train(run, info, goal) if info and info.mode == "profile" and profile else "",
         silent_s=None if written_s is None else max(0.0, time.time() - written_s),
         risk=risk_of(decision),
         search=search_of(run),
@@ -55,14 +59,41 @@ def run_data(run: RunDirectory) -> "RunData":
 
 def _resume(run: RunDirectory, info: RunInfo) -> str:
     """The command that goes on with the run, typed in the directory where it was started."""
+    from autockpt.cli.shared.plan_choice import launch_words
+
+    place = shlex.quote(_typed(run.path, info))
+    return f"autockpt run --run-dir {place} {launch_words(_scale(info))}{info.command}"
+
+
+def _train(run: RunDirectory, info: RunInfo, goal: Goal | None) -> str:
+    """The command that `autockpt profile` ends with, typed in the same directory.
+
+    "" where a variable of the environment is wrong: the run itself will say so.
+    """
+    from autockpt.cli.shared.plan_choice import launch_words, policy_words, run_under
+    from autockpt.launch.script import Script
+
+    scale, place = _scale(info), _typed(run.profile_path, info)
+    script = Script(target=info.script, module=info.module, args=info.args, shown=info.script)
+    try:
+        policy = policy_words(goal or Goal(), scale)
+    except ConfigError:
+        return ""
+    return run_under(place, policy, launch_words(scale).split(), script)
+
+
+def _scale(info: RunInfo) -> "Scale":
+    from autockpt.cli.shared.plan_choice import Scale
+
+    return Scale(world_size=info.nodes * info.ranks_per_node, nodes=info.nodes)
+
+
+def _typed(path: "Path", info: RunInfo) -> str:
+    """A path as one would type it where the run was started: relative when it is inside."""
     import os
 
-    from autockpt.cli.shared.plan_choice import Scale, launch_words
-
-    place = os.path.relpath(run.path, info.cwd) if info.cwd else str(run.path)
-    place = str(run.path) if place.startswith("..") else place
-    scale = Scale(world_size=info.nodes * info.ranks_per_node, nodes=info.nodes)
-    return f"autockpt run --run-dir {shlex.quote(place)} {launch_words(scale)}{info.command}"
+    place = os.path.relpath(path, info.cwd) if info.cwd else str(path)
+    return str(path) if place.startswith("..") else place
 
 
 def plan_of(run: RunDirectory, goal: Goal | None) -> CheckpointPlan:

@@ -309,6 +309,7 @@ def origin_of(goal: Goal, scale: Scale) -> tuple[str, dict[str, str]]:
     """A policy that can be read here, and the settings that make the goal of it.
 
     The policy is the one that the goal was read from, if that is still there.
+    Raises ConfigError where a variable of the environment is wrong.
     """
     from autockpt.policies.policy_file import settings_between
 
@@ -316,6 +317,8 @@ def origin_of(goal: Goal, scale: Scale) -> tuple[str, dict[str, str]]:
         try:
             base = read_goal(source, (), scale=scale)
         except ConfigError:
+            if source == POLICY:
+                raise  # by the environment alone
             continue
         return source, settings_between(base, goal)
     raise AssertionError(f"{POLICY} can be read")
@@ -326,6 +329,11 @@ def policy_words(goal: Goal, scale: Scale) -> list[str]:
     source, settings = origin_of(goal, scale)
     words = ["--policy", source] if source != POLICY else []
     return words + [word for key, text in settings.items() for word in ("--set", f"{key}={text}")]
+
+
+def run_under(profile: str, policy: Sequence[str], launch: Sequence[str], script: Script) -> str:
+    """The command that trains under the plan of the profile at a path."""
+    return next_run(["--profile", profile, *policy, *launch], script)
 
 
 def launch_words(scale: Scale) -> str:

@@ -16,6 +16,7 @@ from autockpt.values.telemetry import (
     Event,
     FailureObserved,
     IterationsTimed,
+    RemoteCopied,
     RunEnded,
     RunStarted,
     TrainerFailed,
@@ -47,7 +48,7 @@ class RunEnding:
     step: int
     """Newest step that was trained."""
     durable_step: int | None
-    """Of the newest durable checkpoint; None: nothing is durable."""
+    """Of the newest durable checkpoint, on disk or else in the object store; None: none is."""
     lost_steps: int
     """Trained at the end, and in no durable checkpoint."""
     lost_s: float
@@ -148,8 +149,11 @@ def newest_step(events: Sequence[Event]) -> int:
 
 
 def _durable_step(events: Sequence[Event]) -> int | None:
-    steps = [e.step for e in events if isinstance(e, CheckpointDurable) and e.step >= 0]
-    return steps[-1] if steps else None
+    for kind in (CheckpointDurable, RemoteCopied):
+        steps = [event.step for event in events if isinstance(event, kind) and event.step >= 0]
+        if steps:
+            return steps[-1]
+    return None
 
 
 def _iteration_s(events: Sequence[Event]) -> float:

@@ -22,7 +22,10 @@ BAR = 28
 
 
 def render(model: ReportModel) -> str:
-    """The report in at most `WIDTH` columns, ASCII except for what users wrote."""
+    """The report in at most `WIDTH` columns, ASCII except for what users wrote.
+
+    A command keeps its line, however long it is: it is there to be copied.
+    """
     blocks = (
         _wrap(f"autockpt {model.kind}: {model.title}"),
         _banner(model),
@@ -46,11 +49,11 @@ def render(model: ReportModel) -> str:
 
 def _head(model: ReportModel) -> list[str]:
     facts = ", ".join(f"{fact.label.lower()} {fact.value}" for fact in model.facts)
-    return [*_wrap(model.command, "$ "), *_wrap(facts)]
+    return [*_command(model.command, "$ "), *_wrap(facts)]
 
 
 def _banner(model: ReportModel) -> list[str]:
-    if model.protected:
+    if not model.attach_missing:
         return []
     return [
         "!" * WIDTH,
@@ -67,10 +70,14 @@ def _verdict(model: ReportModel) -> list[str]:
     return [
         *_wrap(said.headline, "=> ", "   "),
         *(line for label, text in said.lines() for line in _wrap(f"{label}: {text}", "   ", "   ")),
-        *_wrap(said.command, "     $ ", "       "),
+        *_command(said.command, "     $ "),
         *_wrap(said.detail, "   ", "   "),
         *_wrap(f"Confidence: {said.confidence} ({said.confidence_reason}).", "   ", "   "),
     ]
+
+
+def _command(command: str, prompt: str) -> list[str]:
+    return [prompt + plain(command).replace("\n", " ")] if command else []
 
 
 def _tiles(model: ReportModel) -> list[str]:

@@ -393,6 +393,7 @@ def profile_data() -> RunData:
         title="gpt-1.3b",
         command="autockpt profile train.py --lr 1e-3",
         argv=("autockpt", "profile", "train.py", "--lr", "1e-3"),
+        train="autockpt run --profile runs/p/profile.json --nproc-per-node 8 train.py --lr 1e-3",
         created="2026-11-21 04:02 UTC",
         versions={"autockpt": "0.1.0", "torch": "2.13.0", "python": "3.11.7", "driver": "575.51"},
         profile=a_profile(),

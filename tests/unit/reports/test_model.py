@@ -38,7 +38,7 @@ def test_a_profile_says_what_to_do_and_what_it_is_worth() -> None:
     assert "GPU-hours a day on 8 GPUs" in verdict.cost
     assert (verdict.next_step, verdict.command) == (
         "Train under this plan.",
-        "autockpt run train.py --lr 1e-3",
+        "autockpt run --profile runs/p/profile.json --nproc-per-node 8 train.py --lr 1e-3",
     )
     assert verdict.assumed == (
         "The plan reckons with a failure every 12 h, because none was on record."

@@ -36,7 +36,7 @@ def policy(model: ReportModel) -> Section | None:
     if decision is None and not model.plan_yaml:
         return None
     rows = [_choice(choice) for choice in decision.choices] if decision else []
-    run = _run_command(model.command)
+    run = model.verdict.command if model.kind == "profile" else ""
     body = join(
         table(("decision", "chosen", "because", "runner-up"), rows,
               caption="Each choice, its reason, and what the runner-up would lose")
@@ -102,12 +102,6 @@ def _choice(choice: Choice) -> tuple[Child, ...]:
         runner += f" ({'+' if more >= 0 else ''}{format_fraction(more)} lost)"
     because = choice.reason + (f" Limited by {choice.binding}." if choice.binding else "")
     return (choice.name, choice.chosen, because, runner)
-
-
-def _run_command(command: str) -> str:
-    """The command that trains, from the one that profiled."""
-    head = "autockpt profile "
-    return "autockpt run " + command[len(head) :] if command.startswith(head) else ""
 
 
 def _diff(model: ReportModel) -> Html:

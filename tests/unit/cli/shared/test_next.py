@@ -1,5 +1,6 @@
 """The command that is printed for next: what it runs has the goal, place and ranks of this."""
 
+import html
 import json
 import os
 import shlex
@@ -11,6 +12,7 @@ import pytest
 from autockpt.cli.app import run
 from autockpt.cli.jobs import profile as profile_command
 from autockpt.cli.shared import plan_choice
+from autockpt.cli.shared.gather import run_data
 from autockpt.policies.policy_file import load_policy
 from autockpt.run_directory import RunDirectory
 from autockpt.session.job import current_job
@@ -128,6 +130,11 @@ def test_a_profile_is_followed_by_a_run_under_its_goal(
     assert goal_in(dry_run(capsys, command)) == goal
     assert command.endswith("--nproc-per-node 2 'my s.py' --lr 1")
     assert "--profile 'o o/profile.json'" in command
+    at_home = run_data(RunDirectory("o o")).train
+    assert at_home == command.replace("'my s.py'", shlex.quote(os.path.abspath("my s.py")))
+    assert html.escape(at_home, quote=False) in html.escape(
+        html.unescape(Path("o o/report.html").read_text()), quote=False
+    )
 
 
 def test_a_search_goes_on_from_the_goal_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:

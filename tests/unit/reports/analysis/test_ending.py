@@ -16,10 +16,12 @@ from autockpt.reports.html import html
 from autockpt.reports.model import build
 from autockpt.values.telemetry import (
     CheckpointDurable,
+    Degraded,
     Event,
     FailureObserved,
     IterationsTimed,
     MemoryCommitted,
+    RemoteCopied,
     Restored,
     RunEnded,
     RunStarted,
@@ -148,6 +150,54 @@ def test_a_run_that_never_trained_says_so() -> None:
     )
     assert model.verdict.lost == "Nothing had been trained."
     assert model.verdict.tone == "bad"
+    assert model.verdict.next_step == (
+        "Correct the error. Then start the same run again: it begins at step 0, because nothing "
+        "is durable."
+    )
+    assert model.verdict.command == run.resume
+    assert model.findings[0].evidence == "the script ended before it called autockpt.attach"
+    for shown in (text.render(model), html.render(model)):
+        assert "UNPROTECTED" not in shown
+        assert "autockpt run printed" not in shown
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (91, "is refused again, until the script goes on where its state is."),
+        (78, "is refused again, until what is named above is corrected."),
+        (66, "is refused again; autockpt verify --quarantine, or --fresh."),
+        (73, "goes on when the other run has ended."),
+    ],
+)
+def test_a_command_that_would_be_refused_again_is_not_said_to_resume(code: int, said: str) -> None:
+    """Though a checkpoint is durable: the terminal says the same."""
+    run = data(started(0), block(24, 48, 48), durable(24.5, 48), **{**FAILED, "exit_code": code})
+    verdict = build(run).verdict
+    assert verdict.next_step == f"The same command {said}"
+    assert verdict.command == run.resume
+
+
+def test_a_copy_in_the_object_store_is_resumed() -> None:
+    """Also where none on disk is known of."""
+    copied = RemoteCopied(
+        at_s=24.6, rank=-1, generation="step 40 (term 1)", step=40, bytes=1, latency_s=0.1,
+        copy_s=0.1,
+    )  # fmt: skip
+    said = build(data(started(0), block(24, 48, 48), copied, **FAILED)).verdict
+    assert said.next_step.endswith("it resumes at step 40.")
+    assert said.lost.startswith("8 steps are lost")
+
+
+def test_a_command_with_a_hidden_key_says_so_and_keeps_its_line() -> None:
+    """A training with the literal would fail late, and a broken line starts something else."""
+    command = f"autockpt run --run-dir runs/t t.py --api-key '[secret]' {'--option=1 ' * 9}".strip()
+    run = dataclasses.replace(data(started(0), block(26, 52, 52), **FAILED), resume=command)
+    said = build(run).verdict
+    assert said.next_step.endswith("nothing is durable. Put your own value for [secret].")
+    assert f"     $ {command}" in text.render(build(run)).splitlines()
+    plain = build(dataclasses.replace(run, resume="autockpt run t.py")).verdict
+    assert "[secret]" not in plain.next_step
 
 
 def test_a_run_without_a_word_of_its_end_runs_or_is_silent() -> None:
@@ -156,6 +206,22 @@ def test_a_run_without_a_word_of_its_end_runs_or_is_silent() -> None:
     assert build(run).verdict.headline == "Still running at step 10."
     silent = build(dataclasses.replace(run, silent_s=7200.0)).verdict.headline
     assert silent == "No end was told: it may still run. The last word at step 10 is 2 h ago."
+
+
+def test_a_silent_run_is_to_be_started_again_and_a_live_one_to_be_mended() -> None:
+    """Only a run that writes its status needs nothing."""
+    live = dataclasses.replace(data(started(0), block(5, 10, 10), state="running"), silent_s=5.0)
+    said = build(live).verdict
+    assert (said.next_step, said.command) == ("Nothing, while it runs.", "")
+    for silent_s in (7200.0, None):
+        said = build(dataclasses.replace(live, silent_s=silent_s)).verdict
+        assert said.next_step == "If it no longer runs, start it again."
+        assert said.command == live.resume
+    skipped = Degraded(at_s=6, rank=-1, what="peers", reason="no node answers")
+    model = build(dataclasses.replace(live, events=(*live.events, skipped)))
+    worst = model.findings[0]
+    assert worst.id == "degraded"
+    assert model.verdict.next_step == f"{worst.title}: {worst.fix}."
 
 
 def test_a_finished_run_says_so_and_that_nothing_was_lost() -> None:

@@ -66,9 +66,12 @@ def browse(tmp_path: Path, *options: str) -> str:
 
 
 def look(tmp_path: Path, name: str, *options: str) -> dict[str, Any]:
-    """Measure a page in the browser.  Its policy is taken off for the script that measures."""
+    """Measure a page in the browser, once all of it is there.  Its policy is taken off for that."""
     text = re.sub(r"<meta http-equiv=.*?>", "", render(build(PAGES[name]())))
-    script = f"<script>document.documentElement.dataset.found = JSON.stringify({LOOK})</script>"
+    script = (
+        "<script>addEventListener('load', () => {"
+        f"document.documentElement.dataset.found = JSON.stringify({LOOK})}})</script>"
+    )
     page = tmp_path / "page.html"
     page.write_text(text.replace("</body>", f"{script}</body>"))
     dumped = browse(tmp_path, "--dump-dom", *options, page.as_uri())
@@ -106,6 +109,13 @@ def test_a_page_asks_for_nothing_and_names_its_controls(tmp_path: Path, name: st
     """No request; each button, input and link has a name, each chart a title."""
     found = look(tmp_path, name, "--window-size=1100,4000")
     assert (found["requests"], found["unnamed"], found["images"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_names_no_other_file(name: str) -> None:
+    """Whatever it loads stands in it, as `data:` or under an id."""
+    named = r"""(?:\bsrc=|\burl\(|@import |<link )(?!["']?(?:data:|#))"""
+    assert re.findall(named, render(build(PAGES[name]()))) == []
 
 
 @needs_browser
