@@ -230,6 +230,10 @@ def resumes() -> dict[str, Any]:
     return dict(json.loads(text))
 
 
+EACH_STEP = "Here autockpt saves to memory at every step, and the kill waits for that save."
+"""Below each table of resumes: the conditions that favour autockpt."""
+
+
 def with_resumes(document: str) -> str:
     """Return a document whose tables behind `<!-- resume of NAME -->` are those of the results."""
     results = resumes()
@@ -238,14 +242,17 @@ def with_resumes(document: str) -> str:
         result = results[found[1]]
         lines = [
             found[0].partition("\n")[0],
-            f"| {result['version']}, killed in batch {result['killed']} of 12 | its own resume |"
-            " with autockpt |",
+            f"| {result['version']}, killed in batch {result['killed']} of the first 12 |"
+            " its own resume | with autockpt |",
             "|---|---|---|",
             *(f"| {' | '.join(map(_cell, row))} |" for row in result["rows"]),
+            "",
+            EACH_STEP,
         ]
         return "\n".join(lines) + "\n"
 
-    return re.sub(r"^<!-- resume of (\w+) -->\n(?:\|.*\n)*", table, document, flags=re.M)
+    place = rf"^<!-- resume of (\w+) -->\n(?:\|.*\n)*(?:\n{EACH_STEP}\n)?"
+    return re.sub(place, table, document, flags=re.M)
 
 
 def write() -> None:

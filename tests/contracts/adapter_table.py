@@ -32,7 +32,10 @@ PARTS = {
 KILLED = 10
 SETTINGS = {
     "draws": ("the data set draws random numbers", Case(kill=f"forward:{KILLED}", draws=True)),
-    "accumulation": ("gradients of 4 batches", Case(kill="forward:21", accumulation=4)),
+    "accumulation": (
+        "gradients of 4 batches, killed in batch 21",
+        Case(kill="forward:21", accumulation=4),
+    ),
     "evaluation": ("evaluation every 3 steps", Case(kill=f"forward:{KILLED}", evaluate_every=3)),
     "workers": ("2 worker processes", Case(kill=f"forward:{KILLED}", workers=2)),
 }
