@@ -119,9 +119,9 @@ def cases() -> Iterator[Case]:
 
 
 ALL = tuple(cases())
-WARM = "SIGINT-run 1-before the first checkpoint-disk-120 s"
+WARM = "SIGTERM-python-between two checkpoints-disk-120 s"
 """Its processes begin with torch imported; those of all others begin as users' do."""
-QUICK = {"SIGTERM-python-between two checkpoints-disk-120 s", WARM}
+QUICK = {"SIGINT-run 1-before the first checkpoint-disk-120 s", WARM}
 
 
 def parameters() -> list[Any]:

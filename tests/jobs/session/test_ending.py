@@ -1,5 +1,6 @@
 """What the last checkpoint says: as many steps as there were updates, however the training ends."""
 
+import contextlib
 import itertools
 import re
 import subprocess
@@ -16,9 +17,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from autockpt.run_directory import RunDirectory
 from autockpt.values import telemetry as t
 from tests.support import trainings
-from tests.unit.cli.scripts import environment, python, write
+from tests.unit.cli.scripts import environment, python, warm, write
 
-pytestmark = pytest.mark.usefixtures("warm_starts")
+WARM = pytest.mark.usefixtures("warm_starts")
+"""For processes that begin with torch imported.  One test begins cold, with imports of its own."""
 DATA = TensorDataset(torch.arange(1.0, 101.0))
 
 
@@ -79,8 +81,9 @@ for step in range(ckpt.step_count, 6):
 print("updates", round(-model.weight.item()))
 """
     cwd = write(tmp_path, "s.py", source).parent
-    for first in (0, 6):
-        done = python("s.py", cwd=cwd, AUTOCKPT_NO_PROFILE="1")
+    for first, start in ((0, contextlib.nullcontext), (6, warm)):
+        with start():
+            done = python("s.py", cwd=cwd, AUTOCKPT_NO_PROFILE="1")
         assert done.stdout == f"from {first}\nupdates 6\n", done.stderr
 
 
@@ -405,6 +408,7 @@ sys.exit("no more")
 """
 
 
+@WARM
 @pytest.mark.parametrize("start", [("-m", "autockpt.cli.script_runner"), ()], ids=["boot", "bare"])
 def test_a_rank_that_ends_alone_is_gone_soon(
     start: tuple[str, ...], new_run: Callable[..., str], tmp_path: Path

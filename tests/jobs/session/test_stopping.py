@@ -19,7 +19,8 @@ from tests.jobs.session.test_ending import DATA, Counted
 from tests.support import trainings
 from tests.unit.cli.scripts import environment, write
 
-pytestmark = pytest.mark.usefixtures("warm_starts")
+WARM = pytest.mark.usefixtures("warm_starts")
+"""For processes that begin with torch imported.  One test begins cold, with imports of its own."""
 PATIENCE_S = 60.0
 
 
@@ -194,6 +195,7 @@ def test_a_signal_saves_the_coming_boundary_and_leaves(
     assert "Traceback" not in err
 
 
+@WARM
 def test_two_ranks_stop_at_one_boundary_though_one_was_told(
     new_run: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -208,6 +210,7 @@ def test_two_ranks_stop_at_one_boundary_though_one_was_told(
     assert set(durable_steps(run_dir)) == set(steps)
 
 
+@WARM
 @pytest.mark.slow
 def test_a_rank_whose_neighbour_is_lost_does_not_wait_for_a_checkpoint(
     new_run: Callable[..., str], tmp_path: Path
@@ -226,6 +229,7 @@ def test_a_rank_whose_neighbour_is_lost_does_not_wait_for_a_checkpoint(
     assert "no checkpoint of the coming step" in err
 
 
+@WARM
 @pytest.mark.slow
 def test_a_handler_of_the_script_is_kept_and_can_ask_for_the_stop(
     new_run: Callable[..., str], tmp_path: Path
@@ -246,6 +250,7 @@ signal.signal(signal.SIGTERM, leave)
     assert len(durable_steps(run_dir)) == 1
 
 
+@WARM
 @pytest.mark.slow
 def test_a_second_signal_ends_at_once(new_run: Callable[..., str], tmp_path: Path) -> None:
     """While the loop does not come to a boundary; what it says of checkpoints is true."""

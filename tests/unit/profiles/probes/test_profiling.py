@@ -13,7 +13,8 @@ from autockpt.values.goal import Goal
 from autockpt.values.profile import Profile
 from autockpt.values.record import from_json
 
-pytestmark = pytest.mark.usefixtures("warm_starts")
+WARM = pytest.mark.usefixtures("warm_starts")
+"""For processes that begin with torch imported.  One test begins cold, with imports of its own."""
 ROOT = Path(__file__).resolve().parents[4]
 
 DRIVER = """
@@ -155,6 +156,7 @@ while True:
 """
 
 
+@WARM
 def test_a_pipeline_is_profiled_under_every_schedule_of_copying(tmp_path: Path) -> None:
     """Lazily, in windows and at the boundary, in turn; stalls of each apart."""
     ended = profiled(tmp_path, PIPELINE)
@@ -180,6 +182,7 @@ def test_a_pipeline_is_profiled_under_every_schedule_of_copying(tmp_path: Path) 
     } <= choice.numbers.keys()
 
 
+@WARM
 def test_a_tensor_that_changes_behind_the_fence_is_named(tmp_path: Path) -> None:
     """A write through numpy between boundary and step has no version and no hook."""
     ended = profiled(
@@ -200,6 +203,7 @@ while True:
     assert ended.profile.state.lazy_bytes == 3 * 4 * elements - 4 * 128 + 6 * 4
 
 
+@WARM
 def test_a_script_that_swallows_everything_is_ended(tmp_path: Path) -> None:
     """A bare except gets the stop three times, then the process is gone, with the profile."""
     ended = profiled(
@@ -219,6 +223,7 @@ while True:
     assert ended.profile.iteration_s.n >= 4
 
 
+@WARM
 def test_a_short_script_gives_what_there_is(tmp_path: Path) -> None:
     """Too few iterations: a profile without interference, and a warning."""
     ended = profiled(tmp_path, MODEL + "for _ in range(5): step()")
@@ -229,6 +234,7 @@ def test_a_short_script_gives_what_there_is(tmp_path: Path) -> None:
     assert ended.profile.link("host_copy") is not None
 
 
+@WARM
 @pytest.mark.parametrize(
     ("script", "said"),
     [
@@ -251,6 +257,7 @@ def test_a_script_that_does_not_train_is_a_clear_error(
     assert not (ended.directory / "profile.json").exists()
 
 
+@WARM
 def test_a_script_that_fails_keeps_its_own_error(tmp_path: Path) -> None:
     """A traceback and exit code 1, no word of a profile."""
     ended = profiled(tmp_path, MODEL + "step(); raise ValueError('mine')")
@@ -260,6 +267,7 @@ def test_a_script_that_fails_keeps_its_own_error(tmp_path: Path) -> None:
     assert "cannot be profiled" not in ended.err
 
 
+@WARM
 def test_an_attached_script_gets_a_session_that_only_iterates(tmp_path: Path) -> None:
     """attach in mode `profile`: declared state, the loader's wait, batches over many epochs."""
     ended = profiled(
@@ -286,6 +294,7 @@ for number, (batch,) in ckpt.batches(100_000):
     assert ended.profile.state.total_bytes > 0
 
 
+@WARM
 def test_all_ranks_stop_at_the_same_step(tmp_path: Path) -> None:
     """Two ranks under DDP: one profile, one step count, nobody hangs."""
     script = (
@@ -315,6 +324,7 @@ while True:
     assert {m.work for m in ended.profile.interference} >= {"snapshot_copy"}
 
 
+@WARM
 def test_time_until_durable_is_that_of_all_ranks_of_a_node(tmp_path: Path) -> None:
     """Two ranks write to storage that takes an image in 0.2 s: both are durable after 0.4 s."""
     script = (
@@ -345,6 +355,7 @@ while True:
     assert ended.profile.persist_s.mean > 0.35
 
 
+@WARM
 def test_a_profile_that_is_killed_leaves_no_file(tmp_path: Path) -> None:
     """SIGKILL while the storage is probed: the next listing shows nothing of the probe."""
     (tmp_path / "script.py").write_text(MODEL + "while True: step()")
