@@ -75,6 +75,7 @@ def test_signal_to_the_batch_script(job: Job) -> None:
         f"{training(job, 'launcher')} &",
         'wait "$!"; code=$?',
         'while [ "$code" -gt 128 ] && kill -0 "$!" 2>/dev/null; do wait "$!"; code=$?; done',
+        'wait "$!"; code=$?',
         *REQUEUED[1:],
     )
     job.slow_s = 3.0

@@ -1,7 +1,9 @@
 """Under srun: which task launches, which is a rank, and the script that `slurm init` writes."""
 
 import os
+import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from autockpt.cli.app import run as autockpt
 from autockpt.cli.jobs.slurm import launching_on_nodes, meeting_port, rank_variables
 from autockpt.values.errors import ConfigError
+from tests.unit.cli.scripts import ROOT
 
 DEFAULTS = {
     "nproc_per_node": "8", "nnodes": "1", "node_rank": 0, "rdzv_endpoint": "", "rdzv_id": "",
@@ -90,6 +93,15 @@ def test_a_node_without_a_name_is_found_by_its_address_or_said() -> None:
         rank_variables(task(0, 2, 2), lambda name: False)
 
 
+def with_commands(folder: Path, bodies: dict[str, str]) -> dict[str, str]:
+    """An environment of job 5 with commands of these bodies instead of Slurm's."""
+    (folder / "bin").mkdir(exist_ok=True)
+    for name, body in bodies.items():
+        (folder / "bin" / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / "bin" / name).chmod(0o755)
+    return {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": "5"}
+
+
 def test_the_script_is_sound_and_is_not_written_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,15 +118,51 @@ def test_the_script_is_sound_and_is_not_written_over(
     assert autockpt(command) == 78
     assert "exists already" in capsys.readouterr().err
 
-    bin_ = tmp_path / "bin"
-    bin_.mkdir()
-    for name, body in (("srun", 'exit "$CODE"'), ("scontrol", 'echo "$@" >> requeued')):
-        (bin_ / name).write_text(f"#!/bin/sh\n{body}\n")
-        (bin_ / name).chmod(0o755)
+    commands = {"srun": 'exit "$CODE"', "scontrol": 'echo "$@" >> requeued'}
     for code in (0, 1, 75, 93):
         ended = subprocess.run(
             ["bash", "autockpt.sbatch"], check=False, cwd=tmp_path,
-            env={"PATH": f"{bin_}:{os.environ['PATH']}", "SLURM_JOB_ID": "5", "CODE": str(code)},
+            env={**with_commands(tmp_path, commands), "CODE": str(code)},
         )  # fmt: skip
         assert ended.returncode == code
+    assert (tmp_path / "requeued").read_text() == "requeue 5\n"
+
+
+SRUN = """
+sleep 0.3  # the shell waits by now
+echo $$ > srun.new; mv srun.new srun.pid
+while [ ! -e end ]; do sleep 0.05; done
+exit 75
+"""
+UNTIL_GONE = 'while kill -0 "$(cat srun.pid)" 2>/dev/null; do sleep 0.05; done'
+
+
+@pytest.mark.parametrize("then", [UNTIL_GONE, ""], ids=["srun ends before the trap", "after it"])
+def test_the_documented_batch_script_requeues_whenever_srun_ends(tmp_path: Path, then: str) -> None:
+    """The code of a `wait` that a signal has ended is not that of srun."""
+    page = (ROOT / "docs" / "slurm.md").read_text(encoding="utf-8")
+    lines = page.partition("passes a signal on like this:\n\n")[2].partition("\n\n")[0]
+    environ = with_commands(
+        tmp_path,
+        {
+            "srun": SRUN,
+            "scancel": f'echo "$@" > told; touch end; {then}',
+            "scontrol": 'echo "$@" >> requeued',
+        },
+    )
+    (tmp_path / "job.sh").write_text(lines)
+    with subprocess.Popen(
+        ["bash", "job.sh"], cwd=tmp_path, env=environ, start_new_session=True
+    ) as shell:
+        try:
+            deadline = time.monotonic() + 60
+            while not (tmp_path / "srun.pid").exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            shell.send_signal(signal.SIGUSR1)
+            shell.wait(60)
+        finally:
+            (tmp_path / "end").touch()
+            shell.kill()
+    assert (tmp_path / "told").read_text() == "--signal=USR1 5\n"
     assert (tmp_path / "requeued").read_text() == "requeue 5\n"
