@@ -280,7 +280,8 @@ def with_logs_beside(profile: Profile, path: str) -> Profile:
     from autockpt.profiling.facts.start_decision import with_evidence
 
     run = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
-    return with_evidence(profile, failure_evidence(run, nodes=profile.fingerprint.nodes))
+    known = failure_evidence(run, nodes=profile.fingerprint.nodes)
+    return with_evidence(profile, known, starting=False)
 
 
 def write(run: RunDirectory, decision: Decision) -> None:

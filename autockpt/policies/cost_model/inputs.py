@@ -102,8 +102,9 @@ def decided_again(
 MEMORY_ENDS = {
     "step": "Slurm ends the step, its keepers too, when a node is lost: no node's memory serves "
     "that failure",
-    "rank": "Slurm ends the step, its keepers too, when a rank dies: memory serves no failure; "
-    "`srun --ntasks-per-node=1 autockpt run --nproc-per-node N` restarts ranks within the step",
+    "rank": "when a rank dies the other ranks fail, the step ends, and its keepers with it: "
+    "memory serves no failure; `srun --ntasks-per-node=1 autockpt run --nproc-per-node N` "
+    "restarts ranks within the step",
 }
 """Warnings of plans by `FailureRates.memory_ends_with`."""
 

@@ -3,7 +3,8 @@
 With proctrack/cgroup all processes of a step are in one group, and end with it.  With the others a
 keeper stays: it has left the tree of the step's processes.
 
-Slurm ends a step with the first of its nodes, and with a rank where srun itself started the ranks.
+Slurm ends a step with the first of its nodes.  A dead rank of srun's ends the step, too: the other
+ranks fail without it, and nothing within the step starts it again.
 
 Source: slurm.conf(5), "ProctrackType"; slurmctld 22.05.8 with four slurmd on one host.
 """

@@ -25,7 +25,7 @@ from autockpt.values.errors import AutockptError
 from autockpt.values.failure import without_progress
 from autockpt.values.goal import Goal
 from autockpt.values.plan import CheckpointPlan, WriteWay
-from autockpt.values.profile import Estimate, FailureRates, MemoryEnd, Profile
+from autockpt.values.profile import Estimate, FailureRates, Profile
 from autockpt.values.record import from_json, to_json
 
 MEMORY = "memory.json"
@@ -90,8 +90,11 @@ def undecided(plan: CheckpointPlan, *, nodes: int) -> Start:
     return Start(memory=begin(plan=plan, failures=rates, recovery=recovery))
 
 
-def with_evidence(profile: Profile, known: FailureEvidence) -> Profile:
+def with_evidence(profile: Profile, known: FailureEvidence, *, starting: bool = True) -> Profile:
     """Return the profile with the evidence of the logs; its own evidence stays where it is more.
+
+    `starting`: the job runs here.  Otherwise it is planned, and outside of a job step the profile
+    says what ends a node's memory.
 
     Restores that no log has follow from its links and its storage, as they did when it was taken.
     """
@@ -107,13 +110,11 @@ def with_evidence(profile: Profile, known: FailureEvidence) -> Profile:
         for name in ("detect", "restart", "restore_memory", "restore_disk", "restore_peer")
         if _says_more(getattr(recovery, name), getattr(measured, name))
     }
-    failures = replace(now if more else before, memory_ends_with=_memory_end(before, now))
+    end = now.memory_ends_with
+    if end == "node" and not starting:
+        end = before.memory_ends_with
+    failures = replace(now if more else before, memory_ends_with=end)
     return replace(profile, failures=failures, recovery=replace(measured, **newer))
-
-
-def _memory_end(before: FailureRates, now: FailureRates) -> MemoryEnd:
-    """As this process finds it; outside of a job step, as the profile found it."""
-    return before.memory_ends_with if now.memory_ends_with == "node" else now.memory_ends_with
 
 
 def plan_costs(profile: Profile, goal: Goal, plan: CheckpointPlan) -> Costs:

@@ -1,15 +1,18 @@
 """What takes the memory of a node under Slurm, and what the plan makes of it."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from autockpt.cli.shared.plan_choice import decide_now, with_logs_beside
 from autockpt.policies.cost_model.expectation import split_rates
 from autockpt.policies.decide import decide
 from autockpt.policies.redundancy.peer_costs import served
 from autockpt.profiling.facts.failure_history import FailureEvidence
 from autockpt.profiling.facts.job_step import memory_end
 from autockpt.profiling.facts.start_decision import with_evidence
+from autockpt.run_directory import RunDirectory
 from autockpt.values.goal import FailureDeclaration, Goal
 from autockpt.values.placement import FailureDomains
 from autockpt.values.profile import MemoryEnd
@@ -80,18 +83,46 @@ def test_the_plan_reckons_with_it_and_says_why() -> None:
     ]
     (memory,), (disk,), (no_memory,), (all_on_disk,) = rates
     assert (no_memory, all_on_disk) == (0.0, pytest.approx(memory + disk))
-    assert any("memory serves no failure" in warning for warning in ended.warnings)
+    # Slurm itself does not end the step then, but by --kill-on-bad-exit: the other ranks fail.
+    assert any("the other ranks fail, the step ends" in warning for warning in ended.warnings)
     assert not any("memory serves no failure" in warning for warning in alone.warnings)
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "kept"),
-    [("rank", "node", "rank"), ("rank", "step", "step"), ("node", "rank", "rank")],
-)
-def test_a_start_beats_the_profile(before: MemoryEnd, now: MemoryEnd, kept: MemoryEnd) -> None:
-    """Outside of a step nothing is known, and the profile's finding stands."""
+    ("before", "now", "planned"),
+    [
+        ("rank", "node", "rank"), ("rank", "step", "step"), ("node", "rank", "rank"),
+        ("node", "node", "node"),
+    ],
+)  # fmt: skip
+def test_a_start_knows_its_machine_and_a_plan_that_of_the_profile(
+    before: MemoryEnd, now: MemoryEnd, planned: MemoryEnd
+) -> None:
+    """A profile of Slurm's ranks serves a workstation, and a login node plans for a job step."""
     profile = example_profile()
     profile = replace(profile, failures=replace(profile.failures, memory_ends_with=before))
     rates = replace(profile.failures, memory_ends_with=now)
     known = FailureEvidence(rates=rates, recovery=profile.recovery)
-    assert with_evidence(profile, known).failures.memory_ends_with == kept
+    assert with_evidence(profile, known).failures.memory_ends_with == now
+    plan = with_evidence(profile, known, starting=False)
+    assert plan.failures.memory_ends_with == planned
+
+
+def test_a_profile_of_slurm_serves_a_run_elsewhere(tmp_path: Path) -> None:
+    """`autockpt run` counts on memory there, and says nothing of Slurm; `autockpt plan` does."""
+    profile = example_profile()
+    told = replace(profile, failures=replace(profile.failures, memory_ends_with="rank"))
+    run = RunDirectory.create(tmp_path / "runs" / "a")
+    started = decide_now(run, told, Goal(), nodes=1).decision
+    planned = decide(with_logs_beside(told, str(run.path)), Goal())
+    memory_served = []
+    for decision in (started, planned):
+        (rate,) = [
+            choice.numbers["failures_per_s"]
+            for choice in decision.choices
+            if choice.name == "memory.interval"
+        ]
+        said = any("memory serves no failure" in warning for warning in decision.warnings)
+        assert said is (rate == 0)
+        memory_served.append(rate > 0)
+    assert memory_served == [True, False]
