@@ -30,7 +30,8 @@ def _leave(code: int) -> None:
     """
     if any(t.name.startswith("RendezvousKeepAliveTimer") for t in threading.enumerate()):
         atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
+        # None: closed when the process started.
+        for stream in filter(None, (sys.stdout, sys.stderr)):
             with contextlib.suppress(OSError, ValueError):  # closed, or without a reader
                 stream.flush()
         os._exit(code)

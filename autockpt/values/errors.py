@@ -76,7 +76,9 @@ class NoRoomError(GuardError):
 
 
 class LostNodesError(AutockptError):
-    """The launchers of a job no longer reach one another.  Look at the others, start again."""
+    """The launchers of a job do not meet, or meet no longer.  Look at the others, start again."""
+
+    exit_code = 95
 
 
 class RollbackError(AutockptError):

@@ -1,7 +1,7 @@
 """Meaning of a run's exit code, and the next step: the table of `docs/exit_codes.md`.
 
 Codes of errors are `exit_code` in `values/errors.py`, those below 64 and above 127 are usual ones.
-91 to 94 are autockpt's own: no other program of a training is known to use them.
+91 to 95 are autockpt's own: no other program of a training is known to use them.
 """
 
 import signal
@@ -58,6 +58,10 @@ EXIT_CODES: dict[int, tuple[str, str]] = {
         "read the reason; do not requeue it",
     ),
     REPLACED: ("a newer start of this run took over", "nothing"),
+    95: (
+        "the launchers of a job did not meet, or meet no longer",
+        "look at the output of the others; the same command resumes",
+    ),
     130: ("interrupted (Ctrl-C)", "the same command resumes"),
     143: ("ended by SIGTERM", "the same command resumes"),
 }

@@ -132,7 +132,8 @@ def _say(run: RunDirectory, status: RunStatus, script: Script, console: Console)
         path = script.target if not script.module else script.shown
         console.block(advice(path))
     elif not attached:
-        console.warn(f"UNPROTECTED: {script.shown} was not attached by autockpt.attach")
+        # It may have the line: it ended before, while it imported its modules, say.
+        console.warn(f"{script.shown} had not come to autockpt.attach")
     parts: list[str] = [status.state]
     if status.reason:
         parts.append(f"({status.reason})")

@@ -102,10 +102,11 @@ def _launch(request: Launch, console: Console, keeper: KeeperBeside) -> Ending:
 
 def _not_met(config: Any, error: Exception) -> str:
     """Which nodes did not meet where, and what to look at."""
+    why = " ".join(f"{type(error).__name__} {error}".split()).rstrip(".")
     return (
-        f"the nodes of this job no longer meet at {config.rdzv_endpoint}: {error}  Either the "
-        "launcher there has ended, and its own output says why; or another program has that port: "
-        "name a free one with --rdzv-endpoint"
+        f"the nodes of this job did not meet, or meet no longer, at {config.rdzv_endpoint}: {why}"
+        ".  A node never came; or the launcher there has ended, and its own output says why; or "
+        "another program has that port: name a free one with --rdzv-endpoint"
     )
 
 

@@ -1,5 +1,6 @@
 """The exit code of a command is the one that it has found, whatever threads still run."""
 
+import shlex
 import subprocess
 import sys
 
@@ -31,3 +32,10 @@ def test_a_thread_of_the_rendezvous_does_not_abort_the_process() -> None:
         [sys.executable, "-c", SCRIPT], check=False, capture_output=True, text=True, timeout=120
     )
     assert (ended.returncode, ended.stdout) == (75, "said\n"), ended.stderr
+
+
+def test_nor_where_stdout_and_stderr_were_closed_at_the_start() -> None:
+    """Python has None for them then."""
+    command = f"exec {shlex.join([sys.executable, '-c', SCRIPT])} >&- 2>&-"
+    ended = subprocess.run(["bash", "-c", command], check=False, timeout=120)
+    assert ended.returncode == 75

@@ -3,6 +3,7 @@
 import json
 import signal
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -99,6 +100,21 @@ def test_a_command_that_would_be_refused_again_is_not_said_to_resume(
     finish(run, outcome.Before(step=None, commits=0), ending)
     said = capsys.readouterr()
     assert then in said.err + said.out
+
+
+@pytest.mark.parametrize("state", ["interrupted", "failed"])
+def test_a_script_that_ends_before_attach_is_not_said_to_lack_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], state: Literal["interrupted", "failed"]
+) -> None:
+    """Ctrl-C while it imports torch; one that ended well was unprotected."""
+    bare = RunDirectory.create(tmp_path / "bare")
+    began = outcome.Before(step=None, commits=0)
+    finish(bare, began, Ending(state=state, exit_code=130, restarts=0))
+    said = capsys.readouterr().err
+    assert "train.py had not come to autockpt.attach" in said
+    assert "UNPROTECTED" not in said
+    finish(bare, began)
+    assert "UNPROTECTED: train.py never called autockpt.attach" in capsys.readouterr().err
 
 
 def test_a_failed_script_keeps_its_code(run: RunDirectory) -> None:

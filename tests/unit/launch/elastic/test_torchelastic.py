@@ -16,7 +16,8 @@ from autockpt.executors.linux import memcpy_threshold
 from autockpt.launch.owner import is_alive
 from autockpt.profiling.facts.failure_history import failure_history
 from autockpt.run_directory import RunDirectory
-from autockpt.values.exit_codes import NO_PROGRESS
+from autockpt.values.errors import LostNodesError
+from autockpt.values.exit_codes import EXIT_CODES, NO_PROGRESS
 from autockpt.values.status import RunStatus
 from tests.conftest import end_keeper
 from tests.unit.cli.scripts import ROOT, autockpt, environment, write
@@ -199,6 +200,21 @@ time.sleep(600)
         launcher.kill()
         launcher.wait(60)
         end_keeper(str(tmp_path / "r"))
+
+
+def test_a_node_that_never_comes_has_a_code_of_its_own(tmp_path: Path) -> None:
+    """No bug, no traceback: torch says nothing but the class of its error."""
+    write(tmp_path, "s.py", "")
+    done = autockpt(
+        "run", "--no-profile", "--run-dir", "r", "--nnodes", "2", "--nproc-per-node", "1",
+        "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", "x", "--rdzv-conf", "join_timeout=1",
+        "s.py", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == LostNodesError.exit_code == 95
+    assert "did not meet, or meet no longer, at 127.0.0.1:0: RendezvousTimeoutError." in done.stderr
+    assert "A node never came" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert 95 in EXIT_CODES
 
 
 def test_a_run_directory_of_another_script_is_refused(tmp_path: Path) -> None:
