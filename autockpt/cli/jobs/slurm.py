@@ -8,7 +8,9 @@ Any launch option makes the second form.  Slurm's variables fill in the options 
 Source: the manual of srun, "OUTPUT ENVIRONMENT VARIABLES".
 """
 
+import os
 import socket
+import zlib
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -98,9 +100,13 @@ def first_host(environ: Mapping[str, str], resolves: Callable[[str], bool] | Non
 
 
 def meeting_port(environ: Mapping[str, str]) -> int:
-    """A port that all tasks of a step find alike; two jobs of one host get different ones."""
+    """A port that all tasks of a step find alike; two jobs of one cluster get different ones.
+
+    Clusters that share a host number their jobs alike, so the cluster and its user count as well.
+    """
     job, step = number(environ, "SLURM_JOB_ID") or 0, number(environ, TASK_VARIABLE) or 0
-    return FIRST_PORT + (job * 7 + step) % PORTS
+    cluster = " ".join(environ.get(name, "") for name in ("SLURM_CLUSTER_NAME", "SLURM_JOB_UID"))
+    return FIRST_PORT + (zlib.crc32(os.fsencode(cluster)) + job * 7 + step) % PORTS
 
 
 def _resolves(name: str) -> bool:

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from autockpt.cli.app import run as autockpt
-from autockpt.cli.jobs.slurm import launching_on_nodes, meeting_port, rank_variables
+from autockpt.cli.jobs.slurm import (
+    FIRST_PORT,
+    PORTS,
+    launching_on_nodes,
+    meeting_port,
+    rank_variables,
+)
 from autockpt.values.errors import ConfigError
 from tests.unit.cli.scripts import ROOT
 
@@ -49,6 +55,20 @@ def test_a_task_with_launch_options_launches_on_its_node() -> None:
     assert (first["nnodes"], first["nproc_per_node"], first["node_rank"]) == ("2", "8", 0)
     assert first["rdzv_endpoint"] == f"n01:{meeting_port(task(0, 2, 2))}"
     assert first["rdzv_id"] == "slurm-41.3"
+
+
+def test_jobs_that_share_a_host_meet_at_ports_of_their_own() -> None:
+    """Jobs and steps beside one another, users, and clusters that number their jobs alike."""
+    jobs = [
+        task(0, 2, 2, SLURM_CLUSTER_NAME=cluster, SLURM_JOB_UID=user, SLURM_JOB_ID=job)
+        | {"SLURM_STEP_ID": step}
+        for cluster in ("east", "west") for user in ("1000", "1001")
+        for job in ("41", "42") for step in ("0", "1")
+    ]  # fmt: skip
+    ports = [meeting_port(job) for job in jobs]
+    assert len(set(ports)) == len(jobs)
+    assert all(FIRST_PORT <= port < FIRST_PORT + PORTS for port in ports)
+    assert meeting_port(jobs[0] | {"SLURM_PROCID": "1", "SLURM_LOCALID": "0"}) == ports[0]
 
 
 def test_written_options_win() -> None:
