@@ -70,8 +70,10 @@ def decide_start(
     ways: tuple[WriteWay, ...] = ()
     if profile is not None:
         codecs, ways = codecs_by_speed(profile, goal), best_ways(profile, goal.pins)
-        prior, measured = plan_costs(profile, goal, plan), with_evidence(profile, known)
+        measured = with_evidence(profile, known)
         rates, recovery = measured.failures, measured.recovery
+        # Which failures other nodes' memory serves is of this machine, too.
+        prior = plan_costs(replace(profile, failures=rates), goal, plan)
     memory = begin(
         plan=plan, failures=rates, recovery=recovery, prior=prior,
         codecs=codecs, ways=ways, barren=without_progress(known.lives),

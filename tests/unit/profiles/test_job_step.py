@@ -11,7 +11,7 @@ from autockpt.policies.decide import decide
 from autockpt.policies.redundancy.peer_costs import served
 from autockpt.profiling.facts.failure_history import FailureEvidence
 from autockpt.profiling.facts.job_step import memory_end
-from autockpt.profiling.facts.start_decision import with_evidence
+from autockpt.profiling.facts.start_decision import decide_start, with_evidence
 from autockpt.run_directory import RunDirectory
 from autockpt.values.goal import FailureDeclaration, Goal
 from autockpt.values.placement import FailureDomains
@@ -126,3 +126,21 @@ def test_a_profile_of_slurm_serves_a_run_elsewhere(tmp_path: Path) -> None:
         assert said is (rate == 0)
         memory_served.append(rate > 0)
     assert memory_served == [True, False]
+
+
+@pytest.mark.parametrize(("before", "now"), [("rank", "node"), ("node", "step")])
+def test_a_start_counts_the_copies_on_other_nodes_that_are_kept_here(
+    tmp_path: Path, before: MemoryEnd, now: MemoryEnd
+) -> None:
+    """Not those of the place where the profile was taken: re-tuning reckons with them."""
+    profile = example_profile()
+    failures = replace(profile.failures, nodes=4, memory_ends_with=before)
+    profile = replace(profile, failures=failures)
+    plan = replace(decide(profile, Goal()).plan, redundancy=Redundancy(scheme="replicas", copies=2))
+    rates = replace(failures, memory_ends_with=now)
+    known = FailureEvidence(rates=rates, recovery=profile.recovery)
+    run = RunDirectory.create(tmp_path / "run")
+    prior = decide_start(run, Goal(), plan, profile, nodes=4, evidence=known).memory.seen.prior
+    assert prior is not None
+    assert prior.peers is not None
+    assert (prior.peers.served > 0) is (now == "node")
