@@ -334,7 +334,7 @@ class Retention:
     ttl_s: float | None = key(
         "keep.ttl",
         Duration("30 d"),
-        "a checkpoint of `keep.every` goes when it is this much older than the newest",
+        "a checkpoint of `keep.every` goes when it is this much older than the third newest",
         more="The newest, the best and the pinned ones stay",
     )
     keep_best: int = key(

@@ -160,6 +160,35 @@ def test_a_clock_that_is_wrong_for_a_while_expires_nothing(jump_s: float, at: in
     assert not kept & {*with_age}
 
 
+@pytest.mark.parametrize("at", [3, 17, 18, 19])
+def test_a_clock_that_was_once_far_ahead_does_not_end_the_expiry(at: int) -> None:
+    """What was kept before and after that goes at its time; the one with that time may stay."""
+    times = [600.0 * step for step in range(30)]
+    times[at] += 3.2e8
+    entries = [entry(2, step, created_s=s) for step, s in enumerate(times)]
+    left = {step for step in range(30)} - {
+        int(name[2:]) for name in gone(entries, 1, keep_every_s=600.0, ttl_s=5000.0)
+    }
+    assert left - {at} == {*range(19, 30)} - {at}
+
+
+@pytest.mark.parametrize("jump_s", [3.2e8, -3.2e8])
+@pytest.mark.parametrize("keep_last", [1, 2, 3])
+@pytest.mark.parametrize("wrong", [{12}, {19}, {17, 18}, {28}, {29}, {27, 28}])
+def test_a_clock_that_is_wrong_for_a_while_keeps_one_from_before_a_late_error(
+    jump_s: float, keep_last: int, wrong: set[int]
+) -> None:
+    """One checkpoint per ten minutes, errors noticed within an hour: at each of them."""
+    retention, kept = Retention(keep_last=keep_last, reach_s=3600.0), []
+    for step in range(30):
+        at_s = 600.0 * step
+        kept = [*kept, entry(2, step, created_s=at_s + jump_s * (step in wrong))]
+        doomed = set(deletions(kept, retention, chain=CHAIN))
+        kept = [e for e in kept if e.generation not in doomed]
+        assert min(e.generation.step for e in kept) <= max(0, step - 6)
+        assert len(kept) <= max(2, keep_last) + 6 + len(wrong)
+
+
 def test_pinned_ones_stay_with_their_bases() -> None:
     """Also where the run that deletes has not heard of the pin."""
     pinned = replace(difference(2, 1), pinned="paper")
@@ -247,19 +276,29 @@ def test_deleting_again_deletes_nothing_more(
     entries: list[CatalogueEntry], retention: Retention
 ) -> None:
     """Idempotent, so a repeated instruction or a restart is harmless."""
+    entries = in_order(entries)
     doomed = set(deletions(entries, retention, chain=CHAIN))
     rest = [e for e in entries if e.generation not in doomed]
     assert deletions(rest, retention, chain=CHAIN) == ()
 
 
 @given(entries_strategy, retentions, st.integers(10, 20))
-def test_a_newer_commit_never_saves_an_older_one(
+def test_newer_commits_never_save_an_older_one(
     entries: list[CatalogueEntry], retention: Retention, step: int
 ) -> None:
-    """What is deleted today would be deleted after the next save as well."""
+    """What is deleted today would be deleted after the next saves as well."""
+    entries = in_order(entries)
     before = set(deletions(entries, retention, chain=CHAIN))
-    after = set(deletions([*entries, entry(2, step)], retention, chain=CHAIN))
+    newer = [entry(2, step + more) for more in range(3)]
+    after = set(deletions([*entries, *newer], retention, chain=CHAIN))
     assert before <= after
+
+
+def in_order(entries: list[CatalogueEntry]) -> list[CatalogueEntry]:
+    """As a clock that is right has them."""
+    times = sorted(entry.created_s for entry in entries)
+    ordered = sorted(entries, key=lambda entry: entry.generation)
+    return [replace(e, created_s=s) for e, s in zip(ordered, times, strict=True)]
 
 
 @given(

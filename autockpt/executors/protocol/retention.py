@@ -12,7 +12,7 @@ Source: docs/protocol.md, rule 10.
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable
 
 from autockpt.executors.protocol.messages import CatalogueEntry, Record, TermParent
 from autockpt.executors.protocol.selection import on_lineage
@@ -136,44 +136,50 @@ def _kept_by_distance(counted: list[CatalogueEntry], retention: Retention) -> fr
         if every_steps is not None and (last_step is None or entry.step - last_step >= every_steps):
             last_step = entry.step
             kept.add(entry.generation)
-    if retention.ttl_s is None or not counted:
+    if retention.ttl_s is None:
         return frozenset(kept)
-    return frozenset(kept.difference(_old(counted, kept, retention.ttl_s)))
+    ages_s = zip(counted, _ages_s(counted), strict=True)
+    old = {entry.generation for entry, age_s in ages_s if age_s > retention.ttl_s}
+    return frozenset(kept - old)
 
 
-def _old(
-    counted: list[CatalogueEntry], kept: Set[Generation], ttl_s: float
-) -> Iterator[Generation]:
-    """The ones of `kept` that are older than `ttl_s`, by clocks of which some may be wrong.
+def _ages_s(counted: list[CatalogueEntry]) -> list[float]:
+    """How much older than the newest each is at least, by clocks of which some may be wrong.
 
-    None is older than one that was made before it, and the newest agree on the time.  So a clock
-    that is far ahead or behind for a while expires nothing.
+    The newest agree on the time.  A time counts that is not after that, and not before an older
+    checkpoint's.  Where it does not count, the checkpoint is as old as the next one whose time
+    does.  So a clock that is far ahead or behind for a while makes nothing old.
     """
-    now_s = min(entry.created_s for entry in counted[-CONFIRMED_BY:])
-    made_s = -math.inf
-    for entry in (entry for entry in counted if entry.generation in kept):
-        made_s = max(made_s, entry.created_s)
-        if now_s - made_s > ttl_s:
-            yield entry.generation
+    now_s = made_s = min((e.created_s for e in counted[-CONFIRMED_BY:]), default=0.0)
+    latest_s, in_order = -math.inf, []
+    for entry in counted:
+        in_order.append(latest_s <= entry.created_s <= now_s)
+        latest_s = entry.created_s if in_order[-1] else latest_s
+    ages_s = []
+    for entry, is_in_order in zip(reversed(counted), reversed(in_order), strict=True):
+        made_s = entry.created_s if is_in_order else made_s
+        ages_s.append(now_s - made_s)
+    return ages_s[::-1]
 
 
 def _kept_behind(counted: list[CatalogueEntry], retention: Retention) -> frozenset[Generation]:
     """The newest that is at least `reach_s` older than the newest of all, and its successors.
 
     Successors stand a quarter of `reach_s` apart, so that the next to be old enough is there when
-    its time comes.  About five are kept at any checkpoint frequency.
+    its time comes.  About five are kept at any checkpoint frequency.  The newest, which tell the
+    time, stay as well.
     """
     reach_s = retention.reach_s
     if reach_s is None or not counted:
         return frozenset()
-    old = [i for i, e in enumerate(counted) if counted[-1].created_s - e.created_s >= reach_s]
+    old = [i for i, age_s in enumerate(_ages_s(counted)) if age_s >= reach_s]
     start = old[-1] if old else 0
     kept, last_s = {counted[start].generation}, counted[start].created_s
     for entry in counted[start + 1 :]:
         if _apart(entry, last_s, reach_s / SUCCESSORS):
             kept.add(entry.generation)
             last_s = entry.created_s
-    return frozenset(kept)
+    return frozenset(kept | {entry.generation for entry in counted[-CONFIRMED_BY:]})
 
 
 def _apart(entry: CatalogueEntry, last_s: float, every_s: float) -> bool:

@@ -87,9 +87,13 @@ def storage_matters(goal: Goal) -> bool:
 
 def states(goal: Goal, way: Way, keep: int) -> int:
     """Most states on storage at once, besides the copies of `keep.every` and the spare files."""
-    late = BEHIND if goal.retention.reach_s is not None else 0
-    kept = keep + goal.retention.keep_best + late
+    kept = keep + goal.retention.keep_best + _behind(goal, keep)
     return kept + way.codec.chain + (goal.pins.in_flight or 1) + 1
+
+
+def _behind(goal: Goal, keep: int) -> int:
+    """States kept beside the newest where errors are noticed late; of those two tell the time."""
+    return 0 if goal.retention.reach_s is None else BEHIND + (keep < 2)
 
 
 def bytes_each(profile: Profile, way: Way) -> float:
@@ -129,8 +133,8 @@ def _too_small(profile: Profile, goal: Goal, ways: Sequence[Way], keep: int) -> 
     way = min(ways, key=lambda one: _needed(profile, goal, one, keep))
     needed, each = _needed(profile, goal, way, keep), bytes_each(profile, way)
     nearest = [f"limits.disk {_up(needed)}"]
-    fewer = int(quota // each) - states(goal, way, 0)
-    if 1 <= fewer < keep:
+    fewer = next((n for n in range(keep - 1, 0, -1) if states(goal, way, n) <= quota // each), 0)
+    if fewer:
         nearest.append(f"keep.last {fewer}")
     if goal.pins.codec == "none" and profile.codecs:
         nearest.append("disk.codec auto, which may encode them")
@@ -146,8 +150,8 @@ def _made_of(goal: Goal, way: Way, keep: int) -> str:
     parts = [f"{keep} kept", f"{flying} being written", "1 to be read back"]
     if way.codec.chain:
         parts.append(f"{way.codec.chain} that others are differences to")
-    if goal.retention.reach_s is not None:
-        parts.append(f"{BEHIND} for errors that are noticed late")
+    if behind := _behind(goal, keep):
+        parts.append(f"{behind} for errors that are noticed late")
     if goal.retention.keep_best:
         parts.append(f"{goal.retention.keep_best} best")
     return ", ".join(parts)

@@ -114,6 +114,8 @@ def test_late_errors_and_checkpoints_in_flight_are_counted() -> None:
     """Six more behind what is noticed late, and one more for each in flight."""
     goal = quota(40, retention=Retention(reach_s=3600.0), pins=Pins(in_flight=2))
     assert chosen(decide(FAST, goal), "retention").numbers["states"] == 3 + 2 + 1 + 6
+    goal = replace(goal, retention=Retention(reach_s=3600.0, keep_last=1))
+    assert chosen(decide(FAST, goal), "retention").numbers["states"] == 2 + 2 + 1 + 6
 
 
 def test_spaced_checkpoints_fill_a_quota_and_the_plan_says_when() -> None:
