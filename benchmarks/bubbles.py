@@ -199,7 +199,7 @@ def _reason(ranks: list[dict[str, Any]]) -> str:
 def _gap_rows(name: str, ranks: list[dict[str, Any]]) -> list[Row]:
     """How far the measured gaps are from the scheduler's: together, and the long ones each."""
     totals, longs, waits = [], [], []
-    for rank, (measured, planned) in zip(ranks, laps_of(ranks), strict=True):
+    for rank, (measured, planned) in zip(ranks, traces_of(ranks), strict=True):
         real, plan = gaps_s(measured), gaps_s(planned)
         if sum(plan.values()) < NO_GAPS * rank["iteration_s"]:
             continue
@@ -232,7 +232,7 @@ def _wait_s(traces: list[TraceSample], pauses_s: list[float]) -> float:
     return statistics.median(idle - own for idle, own in zip(idle_s, pauses_s, strict=True))
 
 
-def laps_of(ranks: list[dict[str, Any]]) -> list[tuple[list[TraceSample], list[TraceSample]]]:
+def traces_of(ranks: list[dict[str, Any]]) -> list[tuple[list[TraceSample], list[TraceSample]]]:
     """Of each rank the iterations without a checkpoint, as recorded and as the scheduler has them.
 
     The scheduler is given what in these iterations each chunk, each optimizer's step and each host

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import ConfigError, NoCheckpointError, StorageError
 from autockpt.values.generation import Generation
-from autockpt.values.policy_keys.paths import is_store_url
+from autockpt.values.policy_keys.paths import is_store_url, url_problem
 
 if TYPE_CHECKING:
     from autockpt.executors.protocol.messages import TermParent
@@ -31,8 +31,8 @@ def find_place(path: str, *, in_store: bool = False) -> Place:
     With `in_store` also from the URL of one in an object store.  Raises ConfigError for anything
     else, StorageError for a store that does not answer.
     """
-    if in_store and is_store_url(path):
-        return _place_in_store(path.rstrip("/"))
+    if in_store and "://" in path:
+        return _place_in_store(path)
     folder = Path(os.path.abspath(path))
     if folder.is_file():
         raise _foreign(path, foreign_kind(path))
@@ -61,6 +61,9 @@ def find_place(path: str, *, in_store: bool = False) -> Place:
 def _place_in_store(url: str) -> Place:
     from autockpt.executors.storage.places.choose import place_of
 
+    if not is_store_url(url):  # not repeated: it may name a key
+        raise ConfigError(f"{url.partition('://')[0]}://: {url_problem(url)}")
+    url = url.rstrip("/")
     folder, _, name = url.rpartition("/")
     if _is_generation(name):
         return Place(directory=folder, generation=name)
@@ -69,7 +72,8 @@ def _place_in_store(url: str) -> Place:
     except OSError as error:
         raise StorageError(f"{url}: cannot list: {error.strerror}") from error
     if "RUN" not in names and not any(map(_is_generation, names)):
-        raise ConfigError(f"{url}: holds no checkpoints; see `autockpt ls {folder or url}`")
+        above = folder if is_store_url(folder) else url
+        raise ConfigError(f"{url}: holds no checkpoints; see `autockpt ls {above}`")
     return Place(directory=url)
 
 

@@ -166,7 +166,7 @@ def test_a_clock_that_was_once_far_ahead_does_not_end_the_expiry(at: int) -> Non
     times = [600.0 * step for step in range(30)]
     times[at] += 3.2e8
     entries = [entry(2, step, created_s=s) for step, s in enumerate(times)]
-    left = {step for step in range(30)} - {
+    left = set(range(30)) - {
         int(name[2:]) for name in gone(entries, 1, keep_every_s=600.0, ttl_s=5000.0)
     }
     assert left - {at} == {*range(19, 30)} - {at}

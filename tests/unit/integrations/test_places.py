@@ -6,6 +6,7 @@ import pytest
 
 import autockpt
 from autockpt.cli.app import run
+from autockpt.executors.storage.places.store import StorePlace
 from autockpt.integrations.places import find_place, is_ours, runs_in
 from autockpt.run_directory import RunDirectory, RunInfo
 from autockpt.values.errors import ConfigError
@@ -72,3 +73,24 @@ def test_a_folder_of_runs_lists_them(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert run(["ls", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["run", "b", "a"]
+
+
+@pytest.mark.parametrize("url", ["s3a://bucket/r", "abfss://c/r", "ftp://me:word@host/r", "s3://"])
+def test_a_url_of_another_scheme_is_refused_with_those_that_are_taken(url: str) -> None:
+    """It is no path on this machine; what may be a key is not repeated."""
+    with pytest.raises(
+        ConfigError, match=r"^\w+://: expected s3://, gs://, az://, file://"
+    ) as told:
+        find_place(url, in_store=True)
+    assert "word" not in str(told.value)
+
+
+@pytest.mark.parametrize("under", ["", "/team", "/team/run"])
+def test_a_place_in_a_store_without_checkpoints_names_the_one_above(
+    monkeypatch: pytest.MonkeyPatch, under: str
+) -> None:
+    """A bucket has none above it."""
+    monkeypatch.setattr(StorePlace, "names", lambda self, folder: [])
+    above = {"/team/run": "s3://bucket/team"}.get(under, "s3://bucket")
+    with pytest.raises(ConfigError, match=f"holds no checkpoints; see `autockpt ls {above}`$"):
+        find_place(f"s3://bucket{under}", in_store=True)

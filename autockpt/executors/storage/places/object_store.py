@@ -8,8 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
+from urllib.parse import unquote, urlsplit
 
 from autockpt.executors.storage.places.place import MAX_RECORD_BYTES
 from autockpt.executors.storage.shard_file import run_parallel
@@ -37,16 +36,16 @@ SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "ht
 
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _WRONG = "the store does not know these credentials; check AWS_ACCESS_KEY_ID and its secret"
-_EXPIRED = "the credentials have expired; renew them, and start the job again with the new ones"
+_EXPIRED = "the credentials have expired; renew them, and start again with the new ones"
 _THROTTLED = (
-    f"the store asks for fewer requests, also after {RETRIES} repetitions; nothing is lost, and "
-    "the next checkpoint tries again"
+    f"the store asks for fewer requests, also after {RETRIES} repetitions; set remote.rate, or try "
+    "again later"
 )
 _CURES = {
     "AccessDenied": "these credentials may not do this; allow reading, writing, deleting, listing",
     "ExpiredToken": _EXPIRED,
     "InvalidAccessKeyId": _WRONG,
-    "InvalidToken": _WRONG,
+    "InvalidToken": "the session token is wrong; check AWS_SESSION_TOKEN",
     "NoSuchBucket": "there is no such bucket; make it, or check its name and AWS_ENDPOINT_URL",
     "RequestTimeTooSkewed": "the clock of this machine is off; set it (timedatectl set-ntp true)",
     "ServiceUnavailable": _THROTTLED,
@@ -312,7 +311,7 @@ def _open(url: str) -> "ObjectStore":
 
 def _folder(url: str) -> str | None:
     parts = urlsplit(url)
-    return url2pathname(parts.path).rstrip("/") if parts.scheme == "file" else None
+    return unquote(parts.path).rstrip("/") if parts.scheme == "file" else None
 
 
 def _cause(error: BaseException) -> str:

@@ -1,6 +1,8 @@
 """A file system and an object store keep the same contract."""
 
 import itertools
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,3 +72,12 @@ def test_shards_go_through_the_keepers_pipeline_into_a_store(tmp_path: Path, cod
     shard = tmp_path / "store" / "run" / "ckpt-t0001-step-00000001" / "shard-00001-a1.safetensors"
     shard.write_bytes(bytes(byte ^ 1 for byte in shard.read_bytes()))
     assert verify_generation(directory.path, shard.parent.name).damaged
+
+
+def test_a_directory_on_disk_loads_nothing_of_stores() -> None:
+    """Each process of a job would pay for it, at each start."""
+    code = "import sys, autockpt.executors.storage.directory; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert not {"ssl", "http.client", "urllib.request", "obstore"} & {*done.stdout.split()}

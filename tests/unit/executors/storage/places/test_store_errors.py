@@ -49,7 +49,7 @@ class Answer(BaseHTTPRequestHandler):
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Answers]:
     """On this machine; the environment names it."""
     server = Answers(("127.0.0.1", 0), Answer)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     account(f"http://127.0.0.1:{server.server_port}", monkeypatch)
     yield server
@@ -64,6 +64,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Answers]:
         (403, "RequestTimeTooSkewed", "the clock of this machine is off"),
         (400, "ExpiredToken", "renew them"),
         (403, "InvalidAccessKeyId", "check AWS_ACCESS_KEY_ID"),
+        (400, "InvalidToken", "check AWS_SESSION_TOKEN"),
         (403, "AccessDenied", "allow reading, writing, deleting, listing"),
         (404, "NoSuchBucket", "there is no such bucket"),
     ],
@@ -81,9 +82,9 @@ def test_an_error_is_named_with_its_cure_and_not_repeated(
 
 
 def test_a_store_that_throttles_is_asked_only_so_often(server: Answers) -> None:
-    """Then the error says it; the next checkpoint tries again."""
+    """Then the error says it, and what helps."""
     server.status, server.code = 503, "SlowDown"
-    with pytest.raises(StorageError, match="SlowDown: the store asks for fewer requests"):
+    with pytest.raises(StorageError, match="SlowDown: .*; set remote.rate, or try again later"):
         Objects("s3://bucket/run").read("a")
     assert server.asked == RETRIES + 1
 
