@@ -60,15 +60,19 @@ class Seat:
     def __init__(self, run_directory: str, node: int) -> None:
         self._run_directory, self._node = run_directory, node
         self._path = ""
+        self._is_in_run = False
+        """Its directory is in that of the run, which may be on a network file system."""
         self._lock: IO[str] | None = None
 
-    def take(self) -> bool:
-        """False: another keeper has it.  Waits a moment for one that is leaving."""
+    def take(self, *, wait_s: float = PREDECESSOR_S) -> bool:
+        """False: another keeper has it.  Waits so long for one that is leaving."""
         self._path = socket_path(self._run_directory, self._node)
-        name = os.path.join(os.path.dirname(self._path), "keeper.lock")
+        folder = os.path.dirname(self._path)
+        self._is_in_run = os.path.dirname(folder) == os.path.realpath(self._run_directory)
         self._release()
+        name = os.path.join(folder, "keeper.lock")
         self._lock = open(name, "w", opener=new_files.private)  # noqa: SIM115
-        if not _locked(self._lock.fileno()):
+        if not _locked(self._lock.fileno(), wait_s):
             self._release()
             return False
         self._lock.write(f"{os.getpid()}\n")
@@ -92,19 +96,25 @@ class Seat:
     def renew(self) -> socket.socket | None:
         """A new socket if the directory was removed, as the end of a login or of a batch job does.
 
-        None: it is there, or another keeper has its place.
+        None: it is there, or another keeper has its place.  Waits for nothing: the keeper serves.
         """
-        if os.path.exists(self._path):
+        if self._is_in_run or os.path.exists(self._path):
             return None
         with contextlib.suppress(OSError, ProtocolError):
-            return self.listen() if self.take() else None
+            return self.listen() if self.take(wait_s=0.0) else None
         return None
 
     def leave(self) -> None:
-        """No trainer finds it any more."""
+        """No trainer finds it any more; a keeper that has its place is left alone."""
         with contextlib.suppress(OSError):
-            os.unlink(self._path)
+            if self._holds():
+                os.unlink(self._path)
         self._release()
+
+    def _holds(self) -> bool:
+        """Whether the lock at the path is the one that it has.  Raises OSError."""
+        lock = self._lock
+        return lock is not None and os.path.samestat(os.stat(lock.name), os.fstat(lock.fileno()))
 
     def _release(self) -> None:
         if self._lock is not None:
@@ -112,15 +122,15 @@ class Seat:
         self._lock = None
 
 
-def _locked(fd: int) -> bool:
-    """Whether we are the keeper; waits a moment for one that is leaving."""
-    deadline = time.monotonic() + PREDECESSOR_S
+def _locked(fd: int, wait_s: float) -> bool:
+    """Whether we are the keeper; waits so long for one that is leaving."""
+    deadline = time.monotonic() + wait_s
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except OSError:
-            if time.monotonic() > deadline:
+            if time.monotonic() >= deadline:
                 return False
         time.sleep(0.005)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from autockpt.executors.keeper import __main__ as keeper_main
 from autockpt.executors.keeper import wire
 from autockpt.executors.keeper.__main__ import Seat
 from autockpt.executors.keeper.launch import connect
@@ -65,6 +66,52 @@ def test_a_keeper_whose_directory_was_removed_is_found_again(
         with again:
             connect(str(run), 0).close()
             assert seat.renew() is None
+    seat.leave()
+
+
+@pytest.mark.parametrize("renews", [True, False])
+def test_a_keeper_that_lost_its_place_leaves_the_other_one_alone(
+    run: Path, monkeypatch: pytest.MonkeyPatch, renews: bool
+) -> None:
+    """It neither waits for the place nor removes the socket of the one who has it."""
+    seat, other = Seat(str(run), 0), Seat(str(run), 0)
+    assert seat.take()
+    with seat.listen():
+        noted(run)
+        shutil.rmtree(os.path.dirname(wire.keeper_directory(str(run), 0)))
+        assert other.take()
+        monkeypatch.setattr(keeper_main, "time", NoWait())
+        if renews:
+            assert seat.renew() is None
+        with other.listen():
+            assert seat.renew() is None
+            seat.leave()
+            connect(str(run), 0).close()
+    other.leave()
+
+
+class NoWait:
+    """A clock for those who must not wait."""
+
+    monotonic = staticmethod(time.monotonic)
+
+    def sleep(self, seconds: float) -> None:
+        """Nobody may."""
+        raise AssertionError(f"waits {seconds} s")
+
+
+def test_a_directory_in_the_run_is_not_looked_at(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be on a network file system that hangs, and the keeper with it."""
+    os.mkdir(wire.keepers_directory(), 0o755)  # others may write there, as far as is known
+    seat = Seat(str(run), 0)
+    assert seat.take()
+    with seat.listen() as listener:
+        noted(run)
+        assert Path(wire.keeper_directory(str(run), 0)).parent == run
+        os.unlink(listener.getsockname())
+        assert seat.renew() is None
     seat.leave()
 
 
