@@ -32,6 +32,7 @@ READERS = 4
 """Threads of a restore: while some digest and copy, the others keep the storage busy."""
 MOST_BASES = 16
 """The most bases in a row; writers keep far fewer (`TierPlan.chain`)."""
+_MARKS = frozenset({"CORRUPT", "VERIFIED", "SUSPECT"})
 _NOW = Unlimited()
 _NO_FILE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR)
 """The file is not there, or something else is: asking again will not help."""
@@ -134,9 +135,7 @@ def _record(directory: str, name: str) -> GenerationRecord:
         return _unusable(name, "incomplete", "no COMMIT: interrupted, or still being written")
     except (AutockptError, OSError) as error:
         return _unusable(name, "unreadable", str(error))
-    marks: set[str] = set()
-    with contextlib.suppress(OSError):
-        marks = set(place_of(folder).names(folder))
+    marks = _marks(folder)
     states = (("CORRUPT", "corrupt"), ("VERIFIED", "verified"))
     state = next((state for mark, state in states if mark in marks), "committed")
     return GenerationRecord(
@@ -152,6 +151,15 @@ def _record(directory: str, name: str) -> GenerationRecord:
         pinned=_pin_of(folder),
         metrics=metrics_of(commit.records),
     )
+
+
+def _marks(folder: str) -> frozenset[str]:
+    """The marks of a generation: by one request of a store, or by a look-up each on disk."""
+    if not place_of(folder).is_store:
+        return frozenset(mark for mark in _MARKS if os.path.exists(os.path.join(folder, mark)))
+    with contextlib.suppress(OSError):
+        return _MARKS.intersection(place_of(folder).names(folder))
+    return frozenset()
 
 
 def _pin_of(folder: str) -> str:

@@ -578,6 +578,8 @@ class CheckpointDirectory:
         """True when some generation was once committed to memory or disk.  Raises StorageError."""
         path = os.path.join(self.path, "EVER")
         with _storage("read", path):
+            if self._place.is_store:  # a look at one object takes a missing bucket for an empty one
+                return "EVER" in self._place.names(self.path)
             return _is_there(path)
 
     # ------------------------------------------------------------------ removal
@@ -621,7 +623,10 @@ class CheckpointDirectory:
         path = self.generation_path(generation)
         commit, going = os.path.join(path, "COMMIT"), os.path.join(path, GOING)
         shards, listed = _listed(commit)
-        freed = sum(self._ours(path, listed).values())
+        freed = 0
+        with contextlib.suppress(OSError):
+            sizes = self._place.sizes(path)
+            freed = sum(sizes[name] for name in sizes if name in listed or is_ours(name))
         try:
             # Away first, then the look for a pin: `pin` leaves its mark first, then looks for the
             # COMMIT.  One of the two sees the other.
@@ -646,14 +651,10 @@ class CheckpointDirectory:
         return freed
 
     def _remove(self, path: str, listed: frozenset[str] = frozenset()) -> None:
-        self._place.discard(path, self._ours(path, listed), os.path.join(self.path, "trash"))
-
-    def _ours(self, path: str, listed: frozenset[str]) -> dict[str, int]:
-        """Bytes of the files of a generation that go with it, by name."""
+        names: list[str] = []
         with contextlib.suppress(OSError):
-            found = self._place.sizes(path).items()
-            return {name: size for name, size in found if name in listed or is_ours(name)}
-        return {}
+            names = [name for name in self._place.names(path) if name in listed or is_ours(name)]
+        self._place.discard(path, names, os.path.join(self.path, "trash"))
 
     def empty_trash(self) -> None:
         """Removes what an earlier process could not finish removing."""

@@ -69,7 +69,7 @@ class StorePlace:
             return objects.listing(name)
 
     def exists(self, path: str) -> bool:
-        """See `Place`."""
+        """See `Place`; in a bucket that is not there, nothing is: a listing says which it is."""
         objects, name = locate(path)
         with _system_errors():
             return objects.size(name) is not None

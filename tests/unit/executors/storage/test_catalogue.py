@@ -10,6 +10,7 @@ import pytest
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.storage.catalogue import list_generations, load_index, verify_generation
 from autockpt.executors.storage.directory import CheckpointDirectory, read_commit
+from autockpt.executors.storage.places.file_system import FileSystem
 from autockpt.values.errors import AutockptError, CorruptCheckpointError
 from autockpt.values.generation import Generation
 from autockpt.values.record import to_json
@@ -200,6 +201,31 @@ def test_generations_are_listed_with_their_state(directory: CheckpointDirectory)
     assert (records[1].parent, records[1].step, records[1].world_size) == (G1.name, 9, 2)
     shards = folder_of(directory, G1).glob("shard-*")
     assert records[0].bytes == sum(file.stat().st_size for file in shards)
+
+
+def test_folders_of_many_shards_are_looked_at_little(
+    directory: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start lists none of them; a deletion asks for the size of each file once."""
+    listed: list[str] = []
+    measured: list[str] = []
+    names, sizes = FileSystem.names, FileSystem.sizes
+
+    def listing(self: FileSystem, folder: str) -> list[str]:
+        listed.append(folder)
+        return names(self, folder)
+
+    def measuring(self: FileSystem, folder: str) -> dict[str, int]:
+        measured.append(folder)
+        return sizes(self, folder)
+
+    monkeypatch.setattr(FileSystem, "names", listing)
+    monkeypatch.setattr(FileSystem, "sizes", measuring)
+    list_generations(directory.path)
+    assert listed == [directory.path]
+    assert directory.delete(G1) > 0
+    assert measured == [directory.generation_path(G1)]
+    assert not folder_of(directory, G1).exists()
 
 
 def test_a_directory_that_is_not_there_is_an_error_with_its_name(tmp_path: Path) -> None:

@@ -41,6 +41,12 @@ class Answer(BaseHTTPRequestHandler):
 
     do_PUT = do_GET
 
+    def do_HEAD(self) -> None:
+        """Without a body, so without a code."""
+        assert isinstance(self.server, Answers)
+        self.send_response(self.server.status)
+        self.end_headers()
+
     def log_message(self, format: str, *args: object) -> None:
         """Nothing."""
 
@@ -93,7 +99,8 @@ def test_a_directory_in_a_store_that_refuses_is_no_empty_one(server: Answers) ->
     """What would read as nothing there would begin the training from scratch."""
     server.status, server.code = 404, "NoSuchBucket"
     directory = CheckpointDirectory("s3://bucket/run")
-    for ask in (directory.highest_term, directory.parents, directory.open,
-                lambda: directory.catalogue("run")):  # fmt: skip
+    for ask in (directory.highest_term, directory.parents, directory.open, directory.ever_committed,
+                lambda: directory.catalogue("run"),
+                lambda: directory.claim("run", "launch", 0, force=True)):  # fmt: skip
         with pytest.raises(StorageError, match="NoSuchBucket: there is no such bucket"):
             ask()
