@@ -44,11 +44,13 @@ def test_a_run_whose_disk_is_lost_goes_on_from_its_copies(tmp_path: Path) -> Non
     assert "newest checkpoint in the object store: ckpt-t0001-step-00000020" in told
     status = RunDirectory(tmp_path / "first").read_status()
     assert status is not None
-    assert (status.last_remote, status.degraded) == ("ckpt-t0001-step-00000020", ())
+    name = status.last_remote  # the last save is made again where a busy machine dropped it
+    assert name in ("ckpt-t0001-step-00000020", "ckpt-t0001-step-00000020.1")
+    assert status.degraded == ()
     shutil.move(tmp_path / "first", tmp_path / "lost")
     code, told = run(tmp_path, "second", store.as_uri(), 40)
     assert code == 0, told
-    assert "ckpt-t0001-step-00000020 (step 20) is back from" in told
+    assert f"{name} (step 20) is back from" in told
     assert "resumed step 20 from disk" in told
     undisturbed = autockpt(
         "run", "--no-profile", "--run-dir", "whole", SCRIPT, *JOB, "--steps", "40", cwd=tmp_path
