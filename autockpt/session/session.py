@@ -413,7 +413,8 @@ class Session:
             answer_with_stacks(job.run_directory, job.rank)
         self._stopper.watch.start()
         self._closing.begin()
-        if self._place.is_placed:  # else it asks before it trains
+        is_placed = self._place.is_placed or self._place.has_place()  # else it asks first
+        if is_placed and not is_loop_ahead(self, sys._getframe(1), NAMED_LOOPS, in_attach=True):
             self._position.look_for_generators(begins=False)
 
     def _leave_out(self) -> None:

@@ -163,8 +163,8 @@ def rng_for(
             seed = _digest([name, first[name], live["torch"]])
             rng[name] = _seeded(name, int.from_bytes(seed, "little"), first[name])
     said = []
-    if "script" in rng and len({_digest(state.get("script")) for state in states}) > 1:
-        del rng["script"]
+    if len({_digest(state.get("script", {})) for state in states}) > 1:
+        rng.pop("script", None)
         said.append(
             "random generators of the script: they differed between the ranks that saved, so "
             "each begins as the script builds it"

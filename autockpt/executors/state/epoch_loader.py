@@ -38,11 +38,19 @@ class _Fetch:
 class EpochLoader:
     """Iterates a loader one epoch a pass; looks like that loader in every other way."""
 
-    def __init__(self, loader: Any, *, ahead: int = 0, begin: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        loader: Any,
+        *,
+        ahead: int = 0,
+        begin: Callable[[], None],
+        first: Callable[[], None] = lambda: None,
+    ) -> None:
         """`ahead`: batches that the framework fetches before it trains the one that it has; with
         more than one it says `trained` at each boundary.
 
-        `begin()` is called once, before the first batch of a resumed training is fetched.
+        `begin()` is called once, before the first batch of a resumed training is fetched, and
+        `first()` behind it; in each training before the first batch.
         Raises ConfigError for a loader that cannot be resumed at a batch.
         """
         if ahead < 0:
@@ -51,7 +59,7 @@ class EpochLoader:
         self.__dict__.update(
             _place=place, _ahead=ahead, _begin=begin, _before=deque(maxlen=ahead + 1),
             _under_way=False, _resumed=None, _asked=False,
-            _trained=None, _ended=False,
+            _trained=None, _ended=False, _first=first,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ the public face
@@ -139,6 +147,11 @@ class EpochLoader:
         self.__dict__["_resumed"] = list(state.get("fetches", ()))
 
     @property
+    def wrapped_loader(self) -> Any:
+        """The loader that it iterates."""
+        return self._place.loader
+
+    @property
     def asked(self) -> bool:
         """The script has read where its loop begins."""
         return bool(self._asked)
@@ -153,6 +166,7 @@ class EpochLoader:
     def _resumed_pass(self) -> Iterator[Any]:
         fetches, self.__dict__["_resumed"] = self._resumed or [], None
         self._begin()
+        self._begin_first()
         place, now = self._place, rng_state()
         self.__dict__["_under_way"] = True
         within = place.under_way
@@ -176,6 +190,7 @@ class EpochLoader:
         yield from self._pass(iterator)
 
     def _pass(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        self._begin_first()
         place = self._place
         number = place.epoch
         while True:
@@ -196,6 +211,11 @@ class EpochLoader:
                 return
             place.index += 1
             yield place.moved(batch)
+
+    def _begin_first(self) -> None:
+        first, self.__dict__["_first"] = self._first, None
+        if first is not None:
+            first()
 
     def _note(self, fetch: _Fetch) -> None:
         if self._ahead:

@@ -82,7 +82,8 @@ class Boundaries:
                 self._rank.beat("trains" if module.training else "evaluates")
             if not module.training or self._rank.is_closed:
                 return
-            self._position.look_for_generators(begins=True, trains=True)
+            if not (self._position.has_begun or self._iterations.is_before_named_loop()):
+                self._position.look_for_generators(begins=True, trains=True)
             if self._rank.rebuilding is not None:
                 self._rank.rebuilding.look()
             if not self._place.is_placed:

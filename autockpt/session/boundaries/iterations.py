@@ -5,7 +5,7 @@ from typing import Any
 
 from autockpt.session.base import RankState
 from autockpt.session.boundaries.gradient_accumulation import accumulation
-from autockpt.session.boundaries.loop_ahead import is_loop_ahead
+from autockpt.session.boundaries.loop_ahead import NAMED_LOOPS, is_loop_ahead
 from autockpt.session.boundaries.optimizer_rounds import Rounds
 from autockpt.session.place.training_position import TrainingPosition
 
@@ -98,6 +98,10 @@ class Iterations:
             )
             self.count_unseen()
         return bool(self._waits_for_loop)
+
+    def is_before_named_loop(self) -> bool:
+        """The script goes on to `batches` or `steps`, which say where the training begins."""
+        return is_loop_ahead(self._loop, sys._getframe(1), NAMED_LOOPS)
 
     def begin_loop(self) -> None:
         """A loop of ours begins.  The iterations before it that were counted are none of its."""

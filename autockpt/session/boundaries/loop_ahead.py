@@ -21,16 +21,26 @@ DEPTH = 3
 """Functions that call functions, in which a loop is looked for."""
 
 
-def is_loop_ahead(session: object, frame: types.FrameType | None, wanted: Set[str] = LOOPS) -> bool:
+def is_loop_ahead(
+    session: object,
+    frame: types.FrameType | None,
+    wanted: Set[str] = LOOPS,
+    *,
+    in_attach: bool = False,
+) -> bool:
     """True when a frame from `frame` outwards goes on to use one of `wanted` of `session`.
 
+    `in_attach`: the script has no session yet; it will keep it as the call's result.
     Raises nothing.
     """
+    kept: set[str] = set()
     with contextlib.suppress(Exception):
         while frame is not None:
             if not frame.f_globals.get("__name__", "").startswith("autockpt."):
                 known = {**frame.f_globals, **frame.f_locals}
-                names = frozenset(_names_of(session, known))
+                if in_attach:
+                    kept |= set(_results_of(frame.f_code, frame.f_lasti))
+                names = kept if in_attach else frozenset(_names_of(session, known))
                 if names and _calls(frame.f_code, names, wanted, known, frame.f_lasti, DEPTH):
                     return True
             frame = frame.f_back
@@ -46,6 +56,25 @@ def _names_of(session: object, known: Mapping[str, Any]) -> Iterator[str]:
             kept = getattr(value, "__dict__", None)
             if isinstance(kept, dict):
                 yield from (str(key) for key, item in list(kept.items()) if item is session)
+
+
+def _results_of(code: types.CodeType, behind: int) -> Iterator[str]:
+    """Variables and attributes that take the result of the call at the offset `behind`."""
+    left = 1
+    for instruction in dis.get_instructions(code):
+        if instruction.offset <= behind:
+            continue
+        value = instruction.argval
+        if instruction.opname.startswith("UNPACK_"):
+            left += int(value) - 1
+        elif instruction.opname.startswith("STORE_"):
+            names = value if isinstance(value, tuple) else (str(value),)
+            yield from names
+            left -= len(names)
+        elif not instruction.opname.startswith("LOAD_"):
+            return
+        if left <= 0:
+            return
 
 
 def _calls(

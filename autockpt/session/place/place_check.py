@@ -55,7 +55,7 @@ class PlaceCheck:
         """
         frame, data = sys._getframe(1), self._position.data
         framework = self.framework or framework_of(frame)
-        if framework is None and self._has_place():
+        if framework is None and self.has_place():
             self.is_placed = True
             return
         if framework is None and not begun:
@@ -80,7 +80,7 @@ class PlaceCheck:
                 "anew; add it: autockpt.attach(..., scheduler=...)"
             )
 
-    def _has_place(self) -> bool:
+    def has_place(self) -> bool:
         """Loop and data go on where the state is, as far as the script has said until now."""
         if self._position.data is not None:
             return not self._position.data.by_index

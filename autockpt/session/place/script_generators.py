@@ -6,17 +6,18 @@ the loop begins, because a script may build them, and draw its data from them, b
 Attached loaders keep theirs by themselves (`executors/state/shuffle_rng.py`).
 """
 
-import contextlib
 import os
 import random
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
+from autockpt.executors.linux.signal_errors import is_from_handler
+from autockpt.executors.state import state_tree
 from autockpt.executors.state.rng import generator_mark
 from autockpt.executors.state.shuffle_rng import GENERATORS, generator_state, set_generator_state
 
@@ -29,11 +30,17 @@ _FOREIGN = ("site-packages", "dist-packages", os.path.dirname(os.__file__))
 class ScriptGenerators:
     """The generators by name, and the states of the checkpoint that was resumed."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], None]) -> None:
+        """`say` gives the user a sentence."""
+        self._say = say
         self._found: dict[str, Any] = {}
+        self._unreadable: dict[int, Any] = {}
+        """By id; kept, so that no other object gets the id."""
         self._saved: dict[str, Any] = {}
-        self.has_looked = False
-        """They were looked for, and the found ones have their states."""
+        self._unfit: set[str] = set()
+        """Names whose generator does not take the saved state."""
+        self.has_drawn = False
+        """A batch of the training was asked for: a generator with its state has drawn since."""
         self.has_begun = False
         """The script trains, so nothing is put back any more."""
 
@@ -47,38 +54,97 @@ class ScriptGenerators:
         models: Mapping[str, torch.nn.Module],
         known: Iterable[Any],
     ) -> None:
-        """Find them from `frame` outwards, and put their states back.
+        """Finds them from `frame` outwards, and puts their states back: the script is about to
+        train, and may have drawn meanwhile what it draws at every start.
 
-        The script is about to train, and may meanwhile have repeated the draws of every start.
-        `known`: generators that are saved otherwise.
+        Once a batch was asked for, only those that were not found before get their states.
+        `known`: generators that a loader's position saves.
         """
-        self.has_looked = True
-        self._found = dict(_found(frame, models, {id(one) for one in known}))
-        for name in [*self._saved]:
-            with contextlib.suppress(KeyError, TypeError, ValueError, RuntimeError, AttributeError):
-                set_generator_state(self._found[name], self._saved[name])
+        before = set(self._found)
+        self._take(list(_found(frame, models, {id(one) for one in known})), [*known])
+        coming = [name for name in self._saved if name in self._found]
+        if self.has_drawn:
+            coming = [name for name in coming if name not in before]
+        for name in coming:
+            self._put_back(name)
+        late = ", ".join(name for name in coming if name not in self._unfit)
+        if self.has_drawn and late:
+            self._say(
+                f"the random generator {late} got the state of the checkpoint within "
+                "the first iteration: numbers that this iteration drew before may differ. Build "
+                "it before attach"
+            )
 
-    def begin(self) -> list[str]:
-        """The training begins; a sentence for the user where a generator is missing."""
+    def _take(self, found: list[tuple[str, Any]], known: list[Any]) -> None:
+        """Each keeps its first name; of several with one path the later ones get a mark."""
+        here, theirs = {id(one) for _, one in found}, {id(one) for one in known}
+        taken = {name: one for name, one in self._found.items() if id(one) not in theirs}
+        named = {id(one) for one in taken.values()}
+        for path, one in found:
+            if id(one) in named or id(one) in self._unreadable or not self._is_readable(path, one):
+                continue
+            while path in taken and id(taken[path]) in here:
+                path += "'"
+            taken[path] = one
+        self._found = taken
+
+    def _is_readable(self, name: str, one: Any) -> bool:
+        try:
+            generator_mark(one)
+            state_tree.encode(generator_state(one), name, {})
+        except Exception as error:
+            self._leave_out(name, one, error)
+            return False
+        return True
+
+    def _leave_out(self, name: str, one: Any, error: Exception) -> None:
+        """A generator that cannot be read ends no training."""
+        if is_from_handler(error):
+            raise error
+        self._unreadable[id(one)] = one
+        self._say(
+            f"the random generator {name} ({type(one).__qualname__}) is not saved, because its "
+            f"state cannot be read: {error!r:.200}. A restart begins it anew"
+        )
+
+    def _put_back(self, name: str) -> None:
+        self._unfit.discard(name)
+        try:
+            set_generator_state(self._found[name], self._saved[name])
+        except Exception as error:
+            if is_from_handler(error):
+                raise
+            self._unfit.add(name)
+
+    def begin(self) -> None:
+        """The training begins; the user reads where a generator is missing."""
         self.has_begun = True
         saved, self._saved = self._saved, {}
-        lost = [name for name in saved if name not in self._found]
-        if not lost:
-            return []
-        return [
-            f"the checkpoint has the state of the random generator {', '.join(lost)}, and the "
-            "script has none of that name where its loop begins: its numbers differ from a "
-            "training without a restart"
-        ]
+        lost = [name for name in saved if name not in self._found or name in self._unfit]
+        if lost:
+            self._say(
+                f"the checkpoint has the state of the random generator {', '.join(lost)}. Where "
+                "its loop begins, the script has none of that name and kind, so its numbers differ "
+                "from a training without a restart"
+            )
 
     def states(self) -> dict[str, Any]:
         """As of now; until the training begins, as of the checkpoint."""
-        found = {name: generator_state(one) for name, one in self._found.items()}
-        return {**found, **self._saved}
+        return {**self._read(generator_state), **self._saved}
 
     def mark(self) -> list[Any]:
         """Another one when the script has drawn from one of them meanwhile."""
-        return [generator_mark(one) for one in self._found.values()]
+        return [*self._read(generator_mark).values()]
+
+    def _read(self, read: Callable[[Any], Any]) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for name, one in list(self._found.items()):
+            try:
+                result[name] = read(one)
+            except Exception as error:
+                self._leave_out(name, one, error)
+                del self._found[name]
+        return result
 
 
 def _found(

@@ -7,6 +7,7 @@ import copy
 import json
 import sys
 import time
+import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,7 +40,7 @@ class Restored:
     source: str
     """memory, peer, parity or disk."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """The counters from `attach(extra=...)` at that step; empty where there were none."""
+    """What `attach(extra=...)` gave at that step; empty where it gave nothing."""
 
 
 class TrainingPosition:
@@ -53,17 +54,17 @@ class TrainingPosition:
         self.loaders: dict[str, EpochLoader] = {}
         """The loaders that `loader` made, by name."""
         self.restored: Restored | None = None
-        """The checkpoint that `attach` restored; None: the training begins at step 0."""
-        self._generators = ScriptGenerators()
+        """What `attach` found; None: the training begins at step 0."""
+        self._generators = ScriptGenerators(lambda text: rank.say(text, always=True))
         rank.live.script_generators = self._generators.states
         self._extra = extra
         self._deferred = deferred
         self._saved_places: dict[str, Any] = {}
-        """Places of loaders that were not made yet, by name."""
+        """Of loaders that were not made yet, by name."""
         self._saved_rng: Any = None
         self._mesh = rank.live.mesh()
         self._known_nan: list[str] = []
-        """The names in `LiveState.known_nan`, in order."""
+        """As `LiveState.known_nan`, in order."""
         rank.live.dry_encode({} if self.data is None else {"data": self.data.require_state()})
 
     # ------------------------------------------------------------------ stored
@@ -110,30 +111,43 @@ class TrainingPosition:
     def look_for_generators(self, *, begins: bool, trains: bool = False) -> None:
         """The script's own generators get their states, until the training `begins`.
 
-        `trains`: it has drawn already.  An adapter's framework sees to its own.
+        `trains`: it may have drawn already; those that were found before have their states.  A
+        framework's loop has not begun before `finish_restore`.
         """
         generators = self._generators
-        if self._deferred or generators.has_begun:
+        is_early = self._deferred and not (trains and self._saved_rng is None)
+        if generators.has_begun or is_early:
             return
-        said = []
+        generators.has_drawn |= trains
+        self._look(sys._getframe(1))
+        if begins:
+            generators.begin()
+
+    def _look(self, frame: types.FrameType) -> None:
         try:
-            if not (trains and generators.has_looked):
-                loaders = [self.data, *self.loaders.values()]
-                known = [g for each in loaders if each for g in kept_generators(each.loader)]
-                generators.look(sys._getframe(1), self._rank.live.models, known)
+            loaders = [] if self.data is None else [self.data.loader]
+            loaders += [each.wrapped_loader for each in self.loaders.values()]
+            known = [generator for each in loaders for generator in kept_generators(each)]
+            self._generators.look(frame, self._rank.live.models, known)
         except Exception as error:
             if is_from_handler(error):
                 raise
-            said = [f"the script's own random generators are not saved: {error!r:.200}"]
-        said += generators.begin() if begins else []
-        for text in said:
+            text = f"the script's own random generators are not saved: {error!r:.200}"
             self._rank.say(text, always=True)
 
     def finish_restore(self) -> None:
-        """As `Session.finish_restore`."""
+        """As `Session.finish_restore`, for the script's own generators too."""
         rng, self._saved_rng = self._saved_rng, None
         if rng is not None:
             set_rng_state(rng)
+        if self._deferred and not self._generators.has_begun:
+            self._look(sys._getframe(1))
+
+    def _begin_pass(self) -> None:
+        """A loader's first batch is asked for, and the script will draw with it."""
+        if not self._generators.has_begun:
+            self._look(sys._getframe(1))
+            self._generators.has_drawn = True
 
     def loader(
         self, dataloader: Any, *, ahead: int = 0, name: str = ONLY, replace: bool = False
@@ -145,7 +159,9 @@ class TrainingPosition:
             )
         if name in self.loaders and not replace:
             raise ConfigError(f"ckpt.loader(name={name!r}): there is one of that name already")
-        loader = EpochLoader(dataloader, ahead=ahead, begin=self.finish_restore)
+        loader = EpochLoader(
+            dataloader, ahead=ahead, begin=self.finish_restore, first=self._begin_pass
+        )
         saved = self._saved_places.pop(name, None)
         if saved is not None:
             loader.load(saved)
@@ -190,7 +206,7 @@ class TrainingPosition:
             )  # fmt: skip
 
     def note_nan(self, resumed: Resumed) -> None:
-        """Note tensors with NaN before the first step: on a restart the checkpoint names them."""
+        """What held NaN before the first step: on a restart the checkpoint says it."""
         kept = (resumed.progress or {}).get("nan")
         self._known_nan = self._rank.live.with_nan() if kept is None else [*map(str, kept)]
         self._rank.live.known_nan = frozenset(self._known_nan)

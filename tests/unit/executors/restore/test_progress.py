@@ -187,12 +187,15 @@ def test_shuffles_of_each_rank_alone_are_said_or_refused() -> None:
             merge_progress(dict(enumerate(states(own=True, inner=inner))), 2, 3)
 
 
-@pytest.mark.parametrize(("states", "kept"), [(([1], [1]), True), (([1], [2]), False)])
+@pytest.mark.parametrize(
+    ("states", "kept"),
+    [(([1], [1]), True), (([1], [2]), False), ((None, [1]), False), (([1], None), False)],
+)
 def test_generators_of_the_script_are_kept_where_all_ranks_had_the_same(
-    states: tuple[list[int], list[int]], kept: bool
+    states: tuple[list[int] | None, list[int] | None], kept: bool
 ) -> None:
     """None of one rank's serves another number of ranks otherwise, which is said."""
-    each = [{**seeded(1), "script": {"g": state}} for state in states]
+    each = [{**seeded(1), **({"script": {"g": state}} if state else {})} for state in states]
     rng, said = rng_for(each, 1, seeded(2))
     assert ("script" in rng) is kept
     assert any("generators of the script" in text for text in said) is not kept
