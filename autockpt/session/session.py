@@ -35,7 +35,7 @@ from autockpt.session.base import RankState
 from autockpt.session.boundaries.boundary import Boundaries
 from autockpt.session.boundaries.iterations import Iterations
 from autockpt.session.boundaries.last_boundary import BoundaryHolder
-from autockpt.session.boundaries.loop_ahead import NAMED_LOOPS, is_loop_ahead
+from autockpt.session.boundaries.loop_ahead import NAMED_LOOPS, is_in_loop, is_loop_ahead
 from autockpt.session.endings.closing import Closing
 from autockpt.session.endings.last_checkpoint import LastCheckpoint
 from autockpt.session.endings.stopping import Stopper
@@ -117,7 +117,8 @@ class Session:
         """
         self._place.has_asked = True
         if not self._position.has_begun and not is_loop_ahead(self, sys._getframe(1), NAMED_LOOPS):
-            self._position.look_for_generators(begins=False)  # the loop may begin with what it says
+            # the loop may begin with the count; one that reads it again may have drawn
+            self._position.look_for_generators(begins=False, again=is_in_loop(sys._getframe(1)))
         return self._rank.step
 
     def batches(self, total: int, *, until: int | None = None) -> Iterator[tuple[int, Any]]:

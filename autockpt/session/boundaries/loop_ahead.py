@@ -47,6 +47,19 @@ def is_loop_ahead(
     return False
 
 
+def is_in_loop(frame: types.FrameType | None) -> bool:
+    """True where `frame` runs the body of a loop.  Raises nothing."""
+    with contextlib.suppress(Exception):
+        if frame is not None:
+            return any(
+                "JUMP" in instruction.opname
+                and isinstance(instruction.argval, int)
+                and instruction.argval <= frame.f_lasti < instruction.offset
+                for instruction in dis.get_instructions(frame.f_code)
+            )
+    return False
+
+
 def _names_of(session: object, known: Mapping[str, Any]) -> Iterator[str]:
     """Variables, and attributes of objects in variables, that are the session."""
     for name, value in known.items():

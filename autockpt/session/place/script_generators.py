@@ -53,17 +53,19 @@ class ScriptGenerators:
         frame: types.FrameType | None,
         models: Mapping[str, torch.nn.Module],
         known: Iterable[Any],
+        *,
+        again: bool = False,
     ) -> None:
         """Finds them from `frame` outwards, and puts their states back: the script is about to
         train, and may have drawn meanwhile what it draws at every start.
 
-        Once a batch was asked for, only those that were not found before get their states.
+        Once a batch was asked for, or with `again`, only those that were not found before do.
         `known`: generators that a loader's position saves.
         """
         before = set(self._found)
         self._take(list(_found(frame, models, {id(one) for one in known})), [*known])
         coming = [name for name in self._saved if name in self._found]
-        if self.has_drawn:
+        if self.has_drawn or again:
             coming = [name for name in coming if name not in before]
         for name in coming:
             self._put_back(name)

@@ -108,27 +108,30 @@ class TrainingPosition:
         """The script trains: its generators are put back no more."""
         return self._generators.has_begun
 
-    def look_for_generators(self, *, begins: bool, trains: bool = False) -> None:
+    def look_for_generators(
+        self, *, begins: bool, trains: bool = False, again: bool = False
+    ) -> None:
         """The script's own generators get their states, until the training `begins`.
 
-        `trains`: it may have drawn already; those that were found before have their states.  A
-        framework's loop has not begun before `finish_restore`.
+        `trains`: it may have drawn already; those that were found before have their states.
+        `again`: so it may, if this is not the first search.  A framework's loop has not begun
+        before `finish_restore`.
         """
         generators = self._generators
         is_early = self._deferred and not (trains and self._saved_rng is None)
         if generators.has_begun or is_early:
             return
         generators.has_drawn |= trains
-        self._look(sys._getframe(1))
+        self._look(sys._getframe(1), again=again)
         if begins:
             generators.begin()
 
-    def _look(self, frame: types.FrameType) -> None:
+    def _look(self, frame: types.FrameType, *, again: bool = False) -> None:
         try:
             loaders = [] if self.data is None else [self.data.loader]
             loaders += [each.wrapped_loader for each in self.loaders.values()]
             known = [generator for each in loaders for generator in kept_generators(each)]
-            self._generators.look(frame, self._rank.live.models, known)
+            self._generators.look(frame, self._rank.live.models, known, again=again)
         except Exception as error:
             if is_from_handler(error):
                 raise

@@ -49,6 +49,7 @@ def drawn(begin: Callable[..., Any], name: str, stop: int) -> Iterator[list[floa
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ckpt = begin(model, optimizer, name)
     first = ckpt.step_count
+    model(torch.ones(1, 1))  # a trial: the loop that follows is the training
     data = torch.rand(100, generator=at_first)  # behind attach: as the script built the generator
     numbers, holder = np.random.default_rng(4), Holder()
     for step in ckpt.steps(TOTAL):
@@ -100,12 +101,14 @@ def drawn_ahead(begin: Callable[..., Any], name: str, stop: int, keeps: str) -> 
     model, counter = torch.nn.Linear(1, 1), Counter()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ckpt = begin(model, optimizer, name, **({"counter": counter} if keeps == "object" else {}))
-    batches: Any = range(counter.count, TOTAL)
+    batches: Any = range(ckpt.step_count if keeps == "count" else counter.count, TOTAL)
     if keeps == "loader":
         loader = ckpt.loader(DataLoader(torch.ones(TOTAL, 1)))  # type: ignore[arg-type]
         batches = loader if loader.epoch == 0 else ()
     for _ in batches:
         yield float(torch.rand((), generator=bits))
+        if keeps == "count":
+            assert ckpt.step_count < stop
         optimizer.zero_grad()
         model(torch.ones(1, 1)).sum().backward()
         optimizer.step()
@@ -119,7 +122,7 @@ def drawn_ahead(begin: Callable[..., Any], name: str, stop: int, keeps: str) -> 
         ckpt.close(final_checkpoint=False)
 
 
-@pytest.mark.parametrize("keeps", ["object", "loader"])
+@pytest.mark.parametrize("keeps", ["object", "loader", "count"])
 def test_the_first_draw_of_a_resumed_loop_has_its_state(
     begin: Callable[..., Any], keeps: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
