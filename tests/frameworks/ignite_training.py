@@ -13,6 +13,7 @@ from tests.frameworks.small import option
 def main() -> None:
     """Three epochs of ten batches."""
     small.seed()
+    noise = torch.Generator().manual_seed(7)
     net = small.net()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
@@ -22,7 +23,7 @@ def main() -> None:
         number = engine.state.iteration
         small.note(f"batch {number}", engine.state.epoch, ids.tolist())
         optimizer.zero_grad()
-        net(values).square().mean().backward()
+        net(values + torch.rand((), generator=noise)).square().mean().backward()
         small.place("backward", number)
         optimizer.step()
         scheduler.step()
