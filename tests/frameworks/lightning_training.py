@@ -20,6 +20,7 @@ class Module(L.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.net = small.net()
+        self.noise = torch.Generator().manual_seed(7)
         self.mean = torchmetrics.MeanMetric()
         self.automatic_optimization = option("OPTIMIZATION") != "manual"
 
@@ -31,6 +32,7 @@ class Module(L.LightningModule):
     def on_train_epoch_start(self) -> None:
         """Hooks may draw before the first batch is fetched."""
         torch.rand(3)
+        torch.rand(3, generator=self.noise)
 
     def training_step(self, batch: Any, number: int) -> torch.Tensor:
         """Notes the samples."""
@@ -38,7 +40,7 @@ class Module(L.LightningModule):
         ids, values = (torch.cat([part[i] for part in parts]) for i in (0, 1))
         small.note(f"batch {self.batch}", self.current_epoch, self.global_step, ids.tolist())
         small.place("forward", self.batch)
-        loss = self.net(values).square().mean()
+        loss = self.net(values + torch.rand((), generator=self.noise)).square().mean()
         self.mean.update(loss.detach())
         self.log("mean", self.mean, on_step=False, on_epoch=True)
         self.log("loss", loss, on_step=True, on_epoch=True)
