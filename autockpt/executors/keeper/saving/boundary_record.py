@@ -48,10 +48,10 @@ def clear_head(record: Arena) -> None:
     _head(record)[:8] = bytes(8)
 
 
-def write_head(record: Arena, head: RecordHead) -> None:
+def write_head(record: Arena, head: RecordHead) -> bool:
     """The record is whole; one whose process dies before stays empty.
 
-    A head that is too long is not written: there is no record then.
+    False: the head is too long, and there is no record.
     """
     named = head.generation
     text = json.dumps([
@@ -60,10 +60,11 @@ def write_head(record: Arena, head: RecordHead) -> None:
     ]).encode()  # fmt: skip
     page = _head(record)
     if _TEXT + len(text) > len(page):
-        return
+        return False
     page[_TEXT : _TEXT + len(text)] = text
     page[_LENGTH] = len(text).to_bytes(8, "little")
     page[:8] = b"boundary"
+    return True
 
 
 def read_head(record: Arena) -> RecordHead | None:
@@ -85,7 +86,13 @@ def read_head(record: Arena) -> RecordHead | None:
 
 def fill_slot(slot: Arena, head: RecordHead, record: Arena) -> None:
     """Copies all that is recorded to its place in a slot."""
-    for start, stop in ((0, head.boundary_end), *head.own_ranges):
+    slot.view[: head.boundary_end] = record.view[: head.boundary_end]
+    copy_own(slot, head, record)
+
+
+def copy_own(slot: Arena, head: RecordHead, record: Arena) -> None:
+    """Copies what no other rank holds to its place in a slot."""
+    for start, stop in head.own_ranges:
         slot.view[start:stop] = record.view[start:stop]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from autockpt.executors.keeper import wire
-from autockpt.executors.keeper.saving.boundary_record import fill_slot, whole_records
+from autockpt.executors.keeper.saving.boundary_record import copy_own, fill_slot, whole_records
 from autockpt.executors.keeper.saving.shards import ShardSaves
 from autockpt.executors.keeper.slots import CELL_HELD, MemoryTable
 from autockpt.executors.protocol import messages as p
@@ -96,11 +96,15 @@ class LastBoundary:
         attempt = self._attempt
         if attempt is not None and gone.rank in attempt.dead:
             return attempt.dead[gone.rank] is gone
-        if gone.leaving or not self._is_possible(trainers):
+        obstacle = self._obstacle(trainers)
+        if gone.leaving or obstacle:
+            if attempt is None and not gone.leaving:
+                self._tell_unsealed(gone, trainers, obstacle)
             self.end("another rank was lost")
             return False
         if attempt is None:
             if not whole_records(self._memory.of(gone.rank).records):
+                self._tell_unsealed(gone, trainers, "it left no whole record")
                 return False
             self._attempt = _Attempt(dead={gone.rank: gone}, began_s=time.monotonic())
         elif attempt.generation is not None:
@@ -114,11 +118,24 @@ class LastBoundary:
         self.look(trainers)
         return True
 
-    def _is_possible(self, trainers: Mapping[int, Lost]) -> bool:
-        """All ranks are here, and train."""
+    def _obstacle(self, trainers: Mapping[int, Lost]) -> str:
+        """Why none can be sealed; "": all ranks are here, and train."""
         state = self._state()
-        alone = len(set(state.nodes)) == 1 and len(trainers) == len(state.nodes)
-        return state.phase == "open" and alone and not any(t.leaving for t in trainers.values())
+        if len(set(state.nodes)) != 1 or len(trainers) != len(state.nodes):
+            return "other ranks are missing here"
+        if state.phase != "open":
+            return "the ranks did not train yet"
+        leaving = any(trainer.leaving for trainer in trainers.values())
+        return "another rank was leaving" if leaving else ""
+
+    def _tell_unsealed(self, gone: Lost, trainers: Mapping[int, Lost], reason: str) -> None:
+        """Of the first death of a start, where the rank was to record its boundaries.
+
+        The launcher ends the other ranks behind it.
+        """
+        is_first = len(trainers) == len(self._state().nodes)
+        if is_first and self._memory.of(gone.rank).records:
+            self._report(None, (gone.rank,), 0.0, reason)
 
     def look(self, trainers: Mapping[int, Lost]) -> None:
         """Goes on where it can; called often while it is active."""
@@ -160,9 +177,15 @@ class LastBoundary:
             if head.image_bytes > memory.image_capacity or arena.fd is None:
                 self.end(f"the image of rank {rank} has outgrown its slot")
                 return
-            if self._shards.began(rank, generation) is None:
+            began = self._shards.began(rank, generation)
+            if began is None:
                 memory.set_copied(slot, 0)
                 fill_slot(arena, head, record)
+            elif began.layout_digest == head.layout_digest:  # its boundary group was copied first
+                copy_own(arena, head, record)
+            else:
+                self.end(f"the image of rank {rank} has another form")
+                return
             attempt.unwritten.add(rank)
             descriptors.append(arena.fd)
             heads.append(head.replicas)
