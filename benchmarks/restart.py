@@ -25,7 +25,7 @@ from benchmarks.harness import Row, parse, publish, row
 ROOT = Path(__file__).resolve().parents[1]
 WARM, COLD, PLAIN = "autockpt, parked", "autockpt, cold", "torchrun"
 PARTS = {
-    "detect_s": "failure noticed", "end_s": "other ranks ended",
+    "detect_s": "failure noticed", "end_s": "the rest: other ranks ended, polls",
     "launch_s": "launcher", "interpreter_s": "interpreter", "torch_import_s": "import torch",
     "process_group_s": "process group", "script_s": "script", "wait_s": "keepers, other ranks",
     "read_s": "bytes", "apply_s": "state put together", "first_s": "first iteration",

@@ -374,7 +374,8 @@ class Keeper:
         self, connection: wire.Connection, hello: wire.Hello, descriptors: list[int]
     ) -> None:
         """Lets a trainer in, or refuses it, which changes nothing here."""
-        self._boundary.end("the ranks have been started again")
+        if self._is_next_start(hello):
+            self._boundary.end("the ranks have been started again")
         former = self._former(hello, connection)
         refusal = self._refusal(hello, former, connection)
         if refusal is not None or not descriptors:
@@ -408,6 +409,11 @@ class Keeper:
         self._watch(trainer)
         self._give_slots(trainer)
         self._attached(trainer, hello.control_host)
+
+    def _is_next_start(self, hello: wire.Hello) -> bool:
+        """Whether the protocol would let it in; a start by mistake ends nothing here."""
+        spoken = hello.wire_version == wire.WIRE_VERSION
+        return spoken and self._protocol.attach_refusal(hello.attach) is None
 
     def _former(self, hello: wire.Hello, connection: wire.Connection) -> Trainer | None:
         """The trainer that lives with this rank, if it is another one."""
@@ -540,9 +546,12 @@ class Keeper:
 
     def _take_records(self, connection: wire.Connection, descriptors: list[int]) -> None:
         trainer = self._trainer_of(connection)
-        records = [Arena.attach(fd, fault=False) for fd in descriptors]
-        if trainer is not None:
-            self._memory.of(trainer.rank).take_records(records)
+        if trainer is None:  # its Hello was refused
+            for fd in descriptors:
+                os.close(fd)
+            return
+        records = [Arena.attach(fd, fault=False, huge=False) for fd in descriptors]
+        self._memory.of(trainer.rank).take_records(records)
 
     def _boundary_ended(
         self, generation: Generation | None, ranks: tuple[int, ...], took_s: float, reason: str

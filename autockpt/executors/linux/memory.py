@@ -66,13 +66,16 @@ class Arena:
     can.
     """
 
-    def __init__(self, nbytes: int, *, fd: int | None = None) -> None:
-        """Maps `nbytes` of the memfd `fd`, or new private memory.  Raises OSError."""
+    def __init__(self, nbytes: int, *, fd: int | None = None, huge: bool = True) -> None:
+        """Maps `nbytes` of the memfd `fd`, or new private memory.  Raises OSError.
+
+        `huge`: in huge pages where the system gives them, so that one byte may take 2 MiB.
+        """
         self.fd = fd
         """Descriptor of the memfd behind it, None for private memory."""
         self.nbytes = nbytes
         self._unpin: list[Callable[[], bool]] = []
-        self.address = map_memory(nbytes, fd)
+        self.address = map_memory(nbytes, fd, huge=huge)
         block = (ctypes.c_char * nbytes).from_address(self.address)
         # Not at exit: threads may copy to the very end, and the system takes all of it back.
         end = weakref.finalize(block, _end_mapping, self.address, nbytes, self._unpin)
@@ -115,20 +118,20 @@ class Arena:
         return cls._shared(size, name, fault=True)
 
     @classmethod
-    def create_sparse(cls, nbytes: int, *, name: str) -> "Arena":
+    def create_sparse(cls, nbytes: int, *, name: str, huge: bool = True) -> "Arena":
         """A new sealed memfd of at least `nbytes`, which takes memory where it is written.
 
-        A writer calls `require_headroom` before.
+        A writer calls `require_headroom` before.  `huge`: as of `Arena`.
         """
-        return cls._shared(max(PAGE_BYTES, page_align(nbytes)), name, fault=False)
+        return cls._shared(max(PAGE_BYTES, page_align(nbytes)), name, fault=False, huge=huge)
 
     @classmethod
-    def _shared(cls, size: int, name: str, *, fault: bool) -> "Arena":
+    def _shared(cls, size: int, name: str, *, fault: bool, huge: bool = True) -> "Arena":
         fd = create_memfd(name)
         try:
             os.ftruncate(fd, size)
             seal(fd)
-            arena = cls(size, fd=fd)
+            arena = cls(size, fd=fd, huge=huge)
             for start in range(0, size if fault else 0, _FAULT_STEP_BYTES):
                 arena._allocate(start, min(_FAULT_STEP_BYTES, size - start))
             return arena
@@ -140,9 +143,9 @@ class Arena:
             raise
 
     @classmethod
-    def attach(cls, fd: int, *, fault: bool = True) -> "Arena":
+    def attach(cls, fd: int, *, fault: bool = True, huge: bool = True) -> "Arena":
         """Maps an existing memfd and takes over its descriptor; `fault`: fills its page table."""
-        arena = cls(os.fstat(fd).st_size, fd=fd)
+        arena = cls(os.fstat(fd).st_size, fd=fd, huge=huge)
         if fault:
             arena.fault()
         return arena
@@ -252,10 +255,11 @@ def _gather(held: list[tuple[Arena, memoryview]]) -> None:
         view.release()
 
 
-def map_memory(nbytes: int, fd: int | None = None) -> int:
+def map_memory(nbytes: int, fd: int | None = None, *, huge: bool = True) -> int:
     """Address of a new mapping of a memfd, or of private memory; `unmap_memory` ends it.
 
-    From 2 MiB on it starts where a huge page can, and asks for huge pages.  Raises OSError.
+    From 2 MiB on it starts where a huge page can, and asks for huge pages if `huge`.  Raises
+    OSError.
     """
     if nbytes < HUGE_BYTES:
         return _mmap(None, nbytes, fd)
@@ -269,7 +273,8 @@ def map_memory(nbytes: int, fd: int | None = None) -> int:
     if fd is not None:
         _mmap(start, nbytes, fd)
     # A kernel without huge pages says no, and small ones do.
-    _libc.madvise(start, nbytes, _MADV_HUGEPAGE)
+    if huge:
+        _libc.madvise(start, nbytes, _MADV_HUGEPAGE)
     return start
 
 

@@ -27,6 +27,7 @@ from autockpt.executors.snapshot.optimizer_hooks import StateProof
 from autockpt.executors.snapshot.replica_shares import Agreement, take_shares
 from autockpt.executors.snapshot.tensor_specs import describe
 from autockpt.executors.state.live_state import LiveState
+from autockpt.values.units import format_bytes
 
 OWN_BYTES = 2**20
 """The most bytes of tensors that no other rank is known to hold, such as step counts: these are
@@ -49,16 +50,19 @@ class HoldPlan:
         )
 
     @property
-    def is_possible(self) -> bool:
-        """All but a little is in host memory, and held by other ranks of this node too."""
+    def obstacle(self) -> str:
+        """Why boundaries are not held; "": all but a little is in host memory, and other ranks of
+        this node hold it too."""
         groups = self.recipe.shares.groups
-        return (
-            bool(groups)
-            and all(len(group.members) > 1 for group in groups)
-            and self.recipe.inventory.cacheable
-            and all(is_host(tensor) for tensor in self.lazy.values())
-            and sum(stop - start for start, stop in self.own_ranges) <= OWN_BYTES
-        )
+        if not all(is_host(tensor) for tensor in self.lazy.values()):
+            return "the state is on a device"
+        if not groups or any(len(group.members) < 2 for group in groups):
+            return "no other rank of this node holds what this one holds"
+        if not self.recipe.inventory.cacheable:
+            return "the state of an optimizer holds more than tensors in plain dicts"
+        if sum(stop - start for start, stop in self.own_ranges) > OWN_BYTES:
+            return f"more than {format_bytes(OWN_BYTES)} of the state is on no other rank"
+        return ""
 
     def record_own(self, record: Arena) -> None:
         """Copies what no other rank holds to its place in `record`."""

@@ -343,21 +343,24 @@ class Snapshotter:
         room: Callable[[Layout], Arena | None],
         *,
         rng: Any = None,
-    ) -> HeldBoundary | None:
-        """Copies the boundary group alone, to where `room` says; None: it says nowhere.
+    ) -> HeldBoundary | str:
+        """Copies the boundary group alone, to where `room` says.
 
         Only where every lazy tensor is in host memory, and another rank of this node holds it too.
-        `rng` replaces the random state of now.
+        `rng` replaces the random state of now.  A text says why nothing is held; "": `room` gave
+        none.
         """
-        if self._recipe is not None and not self._holds(self._recipe).is_possible:
-            return None
+        if self._recipe is not None and (obstacle := self._holds(self._recipe).obstacle):
+            return obstacle
         inventory = self.state.at_boundary()
         boundary, text, held = self._gather(inventory, progress, rng)
         recipe = self._planned(inventory, boundary, text, held)
         plan = self._holds(recipe)
-        record = room(recipe.layout) if plan.is_possible else None
+        if plan.obstacle:
+            return plan.obstacle
+        record = room(recipe.layout)
         if record is None:
-            return None
+            return ""
         self._write_boundary(record, recipe, boundary, text, wait=True)
         plan.record_own(record)
         replicas = [group.take(self._noted) for group in recipe.shares.groups]

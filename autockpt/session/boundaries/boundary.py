@@ -134,7 +134,7 @@ class Boundaries:
                 return
             self._iterations.warn_of_uneven()
             wanted = self._stopper.is_stopping or self._saver.is_due(self._rank.step + 1)
-            wanted = wanted or self._holder.is_wanted(self._rank.step + 1)
+            wanted = wanted or self._holder.is_wanted()
             due = self._iterations.rounds.complete and wanted
             self._iterations.before_next = self._position.copy() if due else None
 
@@ -205,7 +205,7 @@ class Boundaries:
         The next slot is asked for behind it: a keeper that was asked for a later one grants none
         for an earlier boundary.
         """
-        if not self._holder.is_wanted(step):
+        if not self._holder.is_wanted():
             return False
         generation = self._rank.generation(step)
         return self._holder.hold(generation, before, lambda: self._saver.ask_ahead(step + 1))

@@ -8,7 +8,6 @@ the dead one; the training thread may stand in a collective.
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -19,21 +18,19 @@ from autockpt.executors.keeper.launch import keeper_status
 from autockpt.executors.keeper.saving import boundary_record as records
 from autockpt.executors.keeper.saving.last_boundary import SEAL_S
 from autockpt.executors.keeper.slots import CELL_HELD
-from autockpt.executors.linux.memory import Arena
+from autockpt.executors.linux.memory import Arena, require_headroom
 from autockpt.executors.linux.signal_errors import is_from_handler
 from autockpt.executors.protocol import messages as p
-from autockpt.executors.snapshot.held_boundary import HeldBoundary
+from autockpt.executors.snapshot.held_boundary import OWN_BYTES, HeldBoundary
 from autockpt.session.base import RankState
+from autockpt.session.job import Job
 from autockpt.session.place.training_position import TrainingPosition
 from autockpt.session.saving import Saver
 from autockpt.values.generation import Generation
+from autockpt.values.units import format_bytes
 
 LARGEST_BYTES = 64 * 2**20
-"""The largest recorded boundary group: a larger one costs too much at every boundary."""
-SHARE = 0.01
-"""The fraction of the training's time that records may take."""
-LONGEST_STRIDE = 64
-COSTS = 16
+"""Of a boundary group that is recorded: a larger one costs too much at every boundary."""
 GRANT_S = 2.0
 LOOK_S = 0.02
 
@@ -45,39 +42,33 @@ class BoundaryHolder:
         self._rank, self._client = rank, rank.client
         self._position, self._saver = position, saver
         job = rank.job
-        self._is_on = (
-            job.goal.restart.last_boundary == "on" and job.world_size > 1
-            and len(set(job.nodes)) == 1 and _is_local(rank.live.others.values())
-        )  # fmt: skip
-        self._is_forced = job.goal.restart.last_boundary == "on"
+        self._is_on = job.goal.restart.last_boundary == "on"
+        self._obstacle = _obstacle(job, rank.live.others.values())
+        """Why this job can hold none; "": it may be able to."""
+        self._told: set[str] = set()
+        """Reasons why a boundary was not held."""
         self._held: HeldBoundary | None = None
         self._generation: Generation | None = None
         self._lock = threading.Lock()
         """Held while the state must not change."""
-        self._is_overrun = False
-        """The training could wait no longer, and has changed it."""
         self._after: Callable[[], None] | None = None
-        self._costs_s: deque[float] = deque(maxlen=COSTS)
-        """Costs of the newest records, in seconds."""
         self._turn = 0
-        self._is_settled = False
 
-    def is_wanted(self, step: int) -> bool:
-        """The state of this boundary is to be held, if it can be."""
-        if not self._is_on or not self._client.slots or self._client.window_bytes:
+    def is_wanted(self) -> bool:
+        """The state of the coming boundary is to be held, if it can be."""
+        if not self._is_on or not self._client.slots:
             return False
-        return step % self._stride() == 0
+        streams = "the image streams through a window" if self._client.window_bytes else ""
+        obstacle = self._obstacle or streams
+        if obstacle:
+            self._tell(obstacle)
+        return not obstacle
 
-    def _stride(self) -> int:
-        """Boundaries between two records; a power of 2, so that ranks record the same ones."""
-        if self._is_forced:
-            return 1
-        took_s = self._rank.clock.newest_s or 0.0
-        cost_s = min(self._costs_s, default=0.0)  # the least: others had the core else
-        stride = 1
-        while cost_s > SHARE * stride * took_s and stride < LONGEST_STRIDE:
-            stride *= 2
-        return stride
+    def _tell(self, reason: str) -> None:
+        """Why a boundary is not held; each reason once."""
+        if reason not in self._told:
+            self._told.add(reason)
+            self._rank.report_degraded("last boundary", reason)
 
     def hold(
         self,
@@ -92,7 +83,8 @@ class BoundaryHolder:
         snapshotter = self._rank.snapshotter
         if snapshotter is None or self._rank.rebuilding is not None:
             return False
-        began_s = time.monotonic()
+        if self._lock.locked():  # a copy of an earlier one is still under way
+            return False
         rng, progress = None, self._position.progress()
         if before is not None:
             rng, progress["data"] = before
@@ -102,40 +94,46 @@ class BoundaryHolder:
             if is_from_handler(error):
                 raise
             self._is_on = False
-            self._rank.report_degraded("last boundary", f"{type(error).__name__}: {error}")
+            self._tell(f"{type(error).__name__}: {error}")
             return False
-        if held is None:
+        if isinstance(held, str):
+            if held:
+                self._tell(held)
             return False
         layout = held.recipe.layout
-        records.write_head(
-            self._record(),
-            records.RecordHead(
-                generation=generation, image_bytes=layout.image_bytes,
-                boundary_end=layout.boundary_end, layout_digest=layout.digest,
-                replicas=held.digest, own_ranges=held.plan.own_ranges,
-            ),
+        head = records.RecordHead(
+            generation=generation, image_bytes=layout.image_bytes,
+            boundary_end=layout.boundary_end, layout_digest=layout.digest,
+            replicas=held.digest, own_ranges=held.plan.own_ranges,
         )  # fmt: skip
+        if not records.write_head(self._record(), head):
+            self._tell("too many tensors that no other rank holds, in too many places")
+            return False
         self._held, self._generation, self._after = held, generation, after
         self._turn += 1
         self._show(generation.step)
-        if self._is_settled:  # else memory was made, and what to copy was worked out
-            self._costs_s.append(time.monotonic() - began_s)
-        self._is_settled = True
         return True
 
     def release(self) -> None:
-        """The state is about to change; waits for a copy that is under way."""
+        """The state is about to change; waits for a copy that is under way.
+
+        Never raises, but what a signal handler of the script has.
+        """
         if self._held is None:
             return
-        if self._lock.acquire(timeout=SEAL_S):
-            self._forget()
+        is_idle = self._lock.acquire(timeout=SEAL_S)
+        self._forget()  # a copy that is still under way finds that, and is refused
+        if is_idle:
             self._lock.release()
-        else:
-            self._is_overrun = True
-            self._forget()
         after, self._after = self._after, None
-        if after is not None:
+        if after is None:
+            return
+        try:
             after()
+        except Exception as error:
+            if is_from_handler(error):
+                raise
+            self._rank.report_degraded("snapshot", f"{type(error).__name__}: {error}")
 
     def _forget(self) -> None:
         self._held, self._generation = None, None
@@ -149,16 +147,23 @@ class BoundaryHolder:
         return self._client.records[self._turn % 2]
 
     def _room(self, layout: Layout) -> Arena | None:
-        """Where a boundary group of this size is recorded; None: nowhere."""
-        if layout.boundary_end > LARGEST_BYTES or layout.image_bytes > self._client.image_bytes:
+        """Where a boundary group of this size is recorded; None: nowhere.
+
+        Raises GuardError where the host has no memory for it.
+        """
+        if layout.boundary_end > LARGEST_BYTES:
+            self._tell(f"buffers and the like take more than {format_bytes(LARGEST_BYTES)}")
             return None
+        if layout.image_bytes > self._client.image_bytes:
+            return None  # larger slots are on their way
         made = self._client.records
         if not made or records.capacity_of(made[0]) < layout.image_bytes:
             size = records.record_bytes(layout.image_bytes)
             name = f"autockpt-boundary-r{self._rank.job.rank}"
-            self._is_settled = False
+            written = layout.boundary_end + OWN_BYTES + records.HEAD_BYTES
+            require_headroom(2 * written, what=name)
             self._client.give_records(
-                [Arena.create_sparse(size, name=f"{name}-{turn}") for turn in range(2)]
+                [Arena.create_sparse(size, name=f"{name}-{turn}", huge=False) for turn in range(2)]
             )
         record = self._record()
         records.clear_head(record)
@@ -220,7 +225,7 @@ class BoundaryHolder:
             if refusal:
                 break
         changed = held.changed()
-        if changed or self._is_overrun:
+        if changed or self._held is not held:
             refusal = f"changed since the boundary: {', '.join(changed[:5]) or 'by a step'}"
         if slot is not None and refusal:
             self._client.withdraw(save, refusal)
@@ -257,6 +262,14 @@ def _proofs(held: HeldBoundary) -> tuple[p.ReplicaProof, ...]:
     )
 
 
-def _is_local(others: Any) -> bool:
-    """Asking for their state is no collective: torch's own schedulers and scalers alone."""
-    return all(type(other).__module__.partition(".")[0] == "torch" for other in others)
+def _obstacle(job: Job, others: Any) -> str:
+    """Why no rank of this job can hold a boundary.
+
+    Asking for the state of `others` must be no collective: torch's own schedulers and scalers.
+    """
+    if job.world_size == 1:
+        return "there is no other rank"
+    if len(set(job.nodes)) > 1:
+        return "the ranks are on several nodes"
+    foreign = [other for other in others if type(other).__module__.partition(".")[0] != "torch"]
+    return f"{type(foreign[0]).__name__}, which is attached, is not torch's own" if foreign else ""

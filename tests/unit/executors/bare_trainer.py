@@ -19,7 +19,9 @@ from typing import Any
 
 from autockpt.executors.keeper import wire
 from autockpt.executors.keeper.client.client import KeeperClient
+from autockpt.executors.keeper.saving.boundary_record import record_bytes
 from autockpt.executors.keeper.slots import CELL_COPIED, MAX_SLOTS
+from autockpt.executors.linux.memory import Arena
 from autockpt.executors.protocol import messages as p
 from autockpt.values.generation import Generation
 
@@ -104,6 +106,11 @@ class _Trainer:
         self._term = self._attempt = 0
         self._slots: dict[int, int] = {}
         """By number of the save that is under way."""
+
+    def record(self) -> dict[str, Any]:
+        """It shows with its hello where it records its boundaries."""
+        self._link.give_records([Arena.create_sparse(record_bytes(4096), name="record")])
+        return {}
 
     def attach(self) -> dict[str, Any]:
         """Says hello, restores without looking, asks for two slots."""

@@ -234,8 +234,9 @@ class KeeperClient:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-        for arena in self.slots:
+        for arena in (*self.slots, *self.records):
             arena.let_go()
+        self.records = []
         # What a device has registered only its own process may unmap.
         self.slots = [arena for arena in self.slots if arena.pinned]
 

@@ -178,6 +178,7 @@ def test_a_refused_trainer_changes_nothing(
     assert trainer.tell("begin", 1) == {"skipped": ""}
     before = shared(run_dir)
     second = start(launch, restart_round)
+    second.tell("record")
     refusal = second.attach()["refusal"]
     assert why in refusal
     assert "launcher is dead" not in refusal

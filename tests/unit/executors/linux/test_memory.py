@@ -250,6 +250,19 @@ def test_large_memory_starts_where_a_huge_page_can(nbytes: int) -> None:
         assert not _mapped(address)
 
 
+def test_memory_with_holes_may_ask_for_small_pages() -> None:
+    """Else one byte of it may take 2 MiB."""
+    arena = Arena.create_sparse(3 * HUGE_BYTES, name="record", huge=False)
+    other = Arena.attach(os.dup(arena.fd or -1), fault=False, huge=False)
+    slot = Arena.create_sparse(3 * HUGE_BYTES, name="window")
+    asks = [_smaps(one.address, "VmFlags").split() for one in (arena, other, slot)]
+    if "hg" in asks[2]:  # a kernel with huge pages
+        assert "hg" not in asks[0]
+        assert "hg" not in asks[1]
+    for one in (arena, other, slot):
+        one.close()
+
+
 def test_a_mapping_lives_as_long_as_its_last_view() -> None:
     """Whoever still reads a closed slot reads bytes and no hole."""
     arena = Arena.create_shared(HUGE_BYTES, name="slot")
@@ -299,11 +312,15 @@ def _mapped(address: int) -> bool:
 
 def _huge_bytes(address: int) -> int:
     """Of the mapping that starts there, in huge pages of shared memory."""
+    return int(_smaps(address, "ShmemPmdMapped").split()[1]) * 1024
+
+
+def _smaps(address: int, name: str) -> str:
+    """A line about the mapping that starts there."""
     lines = iter(Path("/proc/self/smaps").read_text().splitlines())
     for line in lines:
         if line.startswith(f"{address:x}-"):
-            found = next(x for x in lines if x.startswith("ShmemPmdMapped"))
-            return int(found.split()[1]) * 1024
+            return next(x for x in lines if x.startswith(name))
     raise AssertionError(f"nothing is mapped at {address:x}")
 
 

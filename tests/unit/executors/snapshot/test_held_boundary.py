@@ -27,7 +27,7 @@ def held(rank: Replica) -> Iterator[tuple[HeldBoundary, Arena, records.RecordHea
         return made[-1]
 
     found = rank.shooter.hold({"step": 7}, room)
-    assert found is not None
+    assert isinstance(found, HeldBoundary)
     layout = found.recipe.layout
     head = records.RecordHead(
         generation=G, image_bytes=layout.image_bytes, boundary_end=layout.boundary_end,
@@ -107,4 +107,5 @@ def test_an_image_of_another_form_is_refused() -> None:
 def test_a_state_that_nobody_else_holds_is_not_held() -> None:
     """One rank alone, or ranks of different nodes, go on as they always did."""
     with job([0, 1]) as ranks:
-        assert ranks[0].shooter.hold({"step": 7}, lambda layout: pytest.fail("asked")) is None
+        found = ranks[0].shooter.hold({"step": 7}, lambda layout: pytest.fail("asked"))
+        assert found == "no other rank of this node holds what this one holds"

@@ -23,7 +23,7 @@ def test_a_record_is_read_as_it_was_written() -> None:
     """All of its head."""
     arena = record()
     assert records.read_head(arena) is None
-    records.write_head(arena, head(5))
+    assert records.write_head(arena, head(5))
     assert records.read_head(arena) == head(5)
     arena.close()
 
@@ -43,7 +43,7 @@ def test_a_record_under_way_leaves_the_one_before() -> None:
 def test_a_head_that_is_too_long_is_no_record() -> None:
     """Thousands of scattered tensors: such a job goes back to its newest checkpoint."""
     arena = record()
-    records.write_head(arena, head(5, ranges=10_000))
+    assert not records.write_head(arena, head(5, ranges=10_000))
     assert records.read_head(arena) is None
     arena.close()
 
