@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import torch
 
 from autockpt.executors.keeper import wire
 from autockpt.executors.keeper.saving import boundary_record as records

@@ -16,6 +16,7 @@ from autockpt.executors.linux.memory import Arena
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.protocol.deadlines import Deadlines
 from autockpt.values.generation import Generation
+from tests.contracts.faults import open_descriptors
 
 
 def link(folder: Path) -> KeeperClient:
@@ -196,3 +197,13 @@ def test_a_keeper_that_answers_nothing_is_silent_until_it_answers(tmp_path: Path
     one._lost(one._connection, "it died")
     assert not one.saves.is_silent
     there.close()
+
+
+def test_a_forked_child_lets_go_of_slots_and_records(tmp_path: Path) -> None:
+    """They are the parent's: memory that a child still holds is not given back."""
+    one, before = link(tmp_path), open_descriptors()
+    one.slots = [Arena.create_shared(4096, name="slot")]
+    one.give_records([Arena.create_sparse(4096, name=f"record-{turn}") for turn in range(2)])
+    one.disown()
+    assert open_descriptors() == before
+    assert (one.slots, one.records) == ([], [])

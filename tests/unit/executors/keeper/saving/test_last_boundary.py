@@ -1,6 +1,8 @@
 """Which boundary is sealed after a death, if any, and what the dead rank's slot then holds."""
 
+import socket
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,8 +11,10 @@ import pytest
 from autockpt.executors.keeper import wire
 from autockpt.executors.keeper.saving import boundary_record as records
 from autockpt.executors.keeper.saving.last_boundary import FOLLOW_S, REACH_S, LastBoundary, choose
+from autockpt.executors.keeper.server import Keeper
 from autockpt.executors.keeper.slots import BOARD_BYTES, CELL_HELD, MemoryTable
 from autockpt.executors.linux.memory import Arena
+from autockpt.executors.protocol import messages as p
 from autockpt.values.generation import Generation
 
 
@@ -179,3 +183,44 @@ def test_a_death_of_a_rank_that_records_nothing_is_not_told() -> None:
     assert node.told == []
     node.record.close()
     node.close()
+
+
+@pytest.mark.parametrize(
+    ("refusal", "version", "ended"),
+    [
+        (None, wire.WIRE_VERSION, ["the ranks have been started again"]),
+        ("rank 0 is live", wire.WIRE_VERSION, []),
+        (None, wire.WIRE_VERSION - 1, []),
+    ],
+)
+def test_only_the_next_start_ends_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    refusal: str | None,
+    version: int,
+    ended: list[str],
+) -> None:
+    """A second start by mistake is refused, and the survivors go on sealing."""
+    (tmp_path / "run").mkdir()
+    keeper = Keeper(str(tmp_path / "run"), 0, str(tmp_path / "checkpoints"))
+    told: list[str] = []
+    incarnation = p.Incarnation(launch_id="another", restart_round=0)
+    hello = wire.Hello(
+        wire_version=version, pid=1, rank=0, launcher_pid=1, slots_held=0, slot_chunk_bytes=0,
+        slot_image_bytes=0, control_host="", launched=True,
+        attach=p.TrainerAttached(
+            rank=0, incarnation=incarnation, world_size=1, nodes=(0,), slots=0
+        ),
+    )  # fmt: skip
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        with monkeypatch.context() as patched:
+            patched.setattr(keeper._boundary, "end", told.append)
+            patched.setattr(keeper._protocol, "attach_refusal", lambda attach: refusal)
+            keeper._hello(wire.Connection(ours), hello, [])
+        assert told == ended
+        assert theirs.recv(4096), "it is refused: it brought no board, or is no next start"
+        keeper._leave_when_drained = True
+        listener, other = socket.socketpair()
+        with listener, other:
+            keeper.serve(listener)
