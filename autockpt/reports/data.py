@@ -10,6 +10,7 @@ from autockpt.reports.analysis.risk import Risk
 from autockpt.reports.analysis.search import SearchHistory
 from autockpt.reports.analysis.what_if import WhatIfCurve
 from autockpt.values.failure import FailureRecord
+from autockpt.values.goal import Goal
 from autockpt.values.plan import Decision
 from autockpt.values.profile import FailureRates, Profile, RecoveryTimes
 from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy
@@ -54,6 +55,8 @@ class RunData:
     """Unified diff from the current policy to the new one, "" when there was none."""
     protected: bool = True
     """False: the script never attached, so the run could lose everything."""
+    goal: Goal = field(default_factory=Goal)
+    """The policy in force."""
     redundancy: Redundancy = NO_REDUNDANCY
     """The newest plan's redundancy on other nodes."""
     what_if: WhatIfCurve | None = None

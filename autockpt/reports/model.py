@@ -14,7 +14,14 @@ from autockpt.reports.analysis.ending import RunEnding, ending, newest_step
 from autockpt.reports.analysis.idle_windows import Windows, windows
 from autockpt.reports.analysis.promises import Promise, in_force, promises
 from autockpt.reports.analysis.replication import Protection, protection
-from autockpt.reports.analysis.restarts import Restart, restarts, with_unseen_deaths
+from autockpt.reports.analysis.restarts import (
+    Gain,
+    Restart,
+    cheapest_gain,
+    restarts,
+    usual_iteration_s,
+    with_unseen_deaths,
+)
 from autockpt.reports.analysis.risk import Risk
 from autockpt.reports.analysis.saves import Age, Change, Saves, ages, changes, saves, waits
 from autockpt.reports.analysis.search import SearchHistory
@@ -79,6 +86,8 @@ class ReportModel:
     protection: Protection | None = None
     restores: tuple[Restore, ...] = ()
     restarts: tuple[Restart, ...] = ()
+    next_gain: Gain | None = None
+    """What would shorten the newest restart most cheaply; None: nothing is worth it."""
     promises: tuple[Promise, ...] = ()
     ages: tuple[Age, ...] = ()
     changes: tuple[Change, ...] = ()
@@ -147,6 +156,9 @@ def _run_report(data: RunData) -> ReportModel:
     if decision is not None:
         compared = _compared(events, data, decision)
     start_s, _ = span(events)
+    witness = witness_of(events)
+    found_restarts = restarts(events, witness, start_s)
+    usual_s = profile.iteration_s.p50 if profile else usual_iteration_s(events, witness)
     copies = protection(events, data.redundancy)
     failing = failing_disk(data.events)
     verdict = run_verdict(
@@ -185,7 +197,10 @@ def _run_report(data: RunData) -> ReportModel:
         saves=saved,
         protection=copies,
         restores=restores,
-        restarts=restarts(events, witness_of(events), start_s),
+        restarts=found_restarts,
+        next_gain=cheapest_gain(found_restarts[-1], data.goal.restart, usual_s)
+        if found_restarts
+        else None,
         promises=compared,
         ages=aged,
         changes=changes(events, start_s),

@@ -21,6 +21,7 @@ from autockpt.cli.jobs.slurm import rank_variables
 from autockpt.cli.shared.plan_choice import Scale
 from autockpt.console import Console
 from autockpt.launch import environment
+from autockpt.launch.elastic import compiled_code
 from autockpt.launch.rank_env import agent_of, under_srun
 from autockpt.launch.script import Script
 from autockpt.run_directory import RunDirectory, default_path
@@ -47,7 +48,11 @@ def as_worker(request: Request, foreign: str, console: Console) -> Callable[[], 
         variables[environment.FRESH] = "1"
     if not request.use_profile:
         variables[environment.NO_PROFILE] = "1"
-    os.environ.update({**rank_variables(os.environ), **variables})
+    run = RunDirectory(os.path.abspath(path))
+    goal = run.read_goal()
+    wish = None if goal is None else goal.restart.caches
+    caches = compiled_code.chosen(wish, run.caches, os.environ, single_node=scale.nodes == 1)
+    os.environ.update({**caches, **rank_variables(os.environ), **variables})
     return run_here(request.script, requeues=under_srun(os.environ))
 
 

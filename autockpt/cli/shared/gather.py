@@ -44,6 +44,7 @@ def run_data(run: RunDirectory) -> "RunData":
         decision=decision,
         events=events,
         failures=run.failures(),
+        goal=goal or Goal(),
         redundancy=plan_of(run, goal).redundancy,
         plan_yaml=run.plan_text(),
         protected=info is None or info.mode == "profile" or (run.attached and not run.unprotected),

@@ -11,17 +11,34 @@ import sys
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
 FOLDERS = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TRITON_CACHE_DIR": "triton",
-    "TORCH_EXTENSIONS_DIR": "extensions",
     "CUDA_CACHE_PATH": "cuda",
 }
-"""By variable the folder that it names."""
+"""By variable the folder that it names.
+
+Not TORCH_EXTENSIONS_DIR: its lock is a file.  A rank that is killed while it builds leaves it, and
+every later start would wait for it without end.
+"""
 SCHEDULERS = ("KUBERNETES_SERVICE_HOST", "SLURM_JOB_ID")
 """Variables of systems that may start a job again on another machine."""
 CPU_INFO = Path("/proc/cpuinfo")
+
+
+def chosen(
+    wish: Literal["on", "off"] | None,
+    caches: Path,
+    environ: Mapping[str, str],
+    *,
+    single_node: bool,
+) -> dict[str, str]:
+    """The variables that a policy wants to be set; `wish` None: auto."""
+    if wish == "on" or (wish is None and may_move(environ, single_node=single_node)):
+        return cache_variables(caches, environ)
+    return {}
 
 
 def cache_variables(

@@ -21,8 +21,8 @@ from autockpt import new_files
 from autockpt.console import Console
 from autockpt.executors.linux import memcpy_threshold
 from autockpt.launch import environment
+from autockpt.launch.elastic import compiled_code
 from autockpt.launch.elastic.agent import Watch, agent_class, rank_logs, times_now
-from autockpt.launch.elastic.compiled_code import cache_variables, may_move
 from autockpt.launch.elastic.crash_loop import MAX_RESTARTS
 from autockpt.launch.elastic.rendezvous_polls import frequent_polls
 from autockpt.launch.elastic.request import Ending, Launch
@@ -125,9 +125,10 @@ def _variables(request: Launch) -> dict[str, str]:
     # torch 2.13: restarted ranks read the dead attempt's addresses from the store they share with
     # the agent; 8 of 11 restarts failed with gloo, 0 of 10 with this.
     variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    moves = may_move(os.environ, single_node=request.single_node)
-    if request.mode == "run" and (request.caches == "on" or (request.caches is None and moves)):
-        variables |= cache_variables(request.run.caches, os.environ)
+    if request.mode == "run":
+        variables |= compiled_code.chosen(
+            request.caches, request.run.caches, os.environ, single_node=request.single_node
+        )
     gain = partial(copy_gain, piece_bytes=memcpy_threshold.PIECE_BYTES)
     return variables | memcpy_threshold.chosen(os.environ, gain)
 

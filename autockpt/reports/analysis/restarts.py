@@ -14,10 +14,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autockpt.values.goal import RestartWish
 from autockpt.values.telemetry import (
     Event,
     FailureObserved,
     FirstIterationEnded,
+    IterationsTimed,
     ReplicaFetched,
     Restored,
     RunEnded,
@@ -40,14 +42,18 @@ LABELS = {
 """Parts in the order in which they happen."""
 
 
+STANDBY = "a parked process has these done: restart.standby: on"
+CACHES = "compiled code that a new machine finds: restart.caches: on"
+MEMORY = "a checkpoint in memory is read faster than one in storage: memory.interval"
 REMEDIES: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("interpreter", "torch"), "a parked process has these done: restart.standby: on"),
-    (("first",), "compiled code that a new machine finds: restart.caches: on"),
-    (("read",), "a checkpoint in memory is read faster than one in storage: memory.interval"),
+    (("interpreter", "torch"), STANDBY),
+    (("first",), CACHES),
+    (("read",), MEMORY),
     (
         ("script",),
         "the script before attach(): its imports, model and data",
     ),
+    (("first",), "what the first iteration does beyond a later one: compiling, the first samples"),
     (("launch", "group", "wait"), "the ranks wait for one another: see logs/launcher.log"),
     (("detect",), "the ranks that live end late: a handler of SIGTERM may hold them"),
 )
@@ -67,6 +73,16 @@ class Restart:
     total_s: float
     parts: dict[str, float | None]
     """Seconds by name of `LABELS`; None: not told apart.  Without "fetch" nothing was fetched."""
+    source: str = ""
+    """Where the checkpoint came from, as in `Restored`; "": there was none, or it is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """What would shorten the newest restart, and by how much at most."""
+
+    seconds: float
+    remedy: str
 
 
 def restarts(events: Sequence[Event], witness: int | None, start_s: float) -> tuple[Restart, ...]:
@@ -75,16 +91,16 @@ def restarts(events: Sequence[Event], witness: int | None, start_s: float) -> tu
     failed: FailureObserved | None = None
     started: RunStarted | None = None
     fetch_s: float | None = None
-    detect_s: float | None = None
+    restored: Restored | None = None
     for event in events:
         if isinstance(event, FailureObserved):
             if failed is not None and started is not None:
-                found.append(_restart(failed, started, None, fetch_s, detect_s, start_s))
+                found.append(_restart(failed, started, None, fetch_s, restored, start_s))
             if failed is None or started is not None:
-                failed, started, fetch_s, detect_s = event, None, None, None
+                failed, started, fetch_s, restored = event, None, None, None
         elif isinstance(event, Restored):
             if event.rank == witness:
-                detect_s = event.detect_s
+                restored = event
         elif isinstance(event, ReplicaFetched):
             if event.purpose == "restore" and event.shard_rank == witness:
                 fetch_s = event.copy_s
@@ -93,7 +109,7 @@ def restarts(events: Sequence[Event], witness: int | None, start_s: float) -> tu
         elif isinstance(event, RunStarted):
             started = event
         elif isinstance(event, FirstIterationEnded) and started is not None:
-            found.append(_restart(failed, started, event, fetch_s, detect_s, start_s))
+            found.append(_restart(failed, started, event, fetch_s, restored, start_s))
             failed = started = None
     return tuple(found)
 
@@ -103,9 +119,10 @@ def _restart(
     started: RunStarted,
     first: FirstIterationEnded | None,
     fetch_s: float | None,
-    told_s: float | None,
+    restored: Restored | None,
     start_s: float,
 ) -> Restart:
+    told_s = None if restored is None else restored.detect_s
     wait_s = started.wait_s
     if fetch_s is not None and wait_s is not None:
         fetch_s = min(fetch_s, wait_s)
@@ -134,18 +151,47 @@ def _restart(
         rank=started.rank,
         total_s=total_s,
         parts={"detect": detect_s, **known},
+        source="" if restored is None else restored.source,
     )
 
 
-def cheapest_gain(restart: Restart) -> tuple[float, str] | None:
-    """(seconds, what saves up to so many): the first remedy that is worth it.
+def cheapest_gain(restart: Restart, wish: RestartWish, iteration_s: float | None) -> Gain | None:
+    """The first remedy that is worth it; None: no part is large enough.
 
-    None: no part is large enough.
+    `iteration_s`: a usual iteration, which no remedy saves; None: it is not known, and no gain of
+    the first one is named.
     """
-    for parts, remedy in REMEDIES:
-        seconds = sum(restart.parts.get(part) or 0.0 for part in parts)
-        if seconds > 0.0 and seconds >= WORTH_SHARE * restart.total_s:
-            return seconds, remedy
+    parts = dict(restart.parts)
+    first_s = parts.get("first")
+    known = first_s is not None and iteration_s is not None
+    parts["first"] = max(0.0, (first_s or 0.0) - (iteration_s or 0.0)) if known else None
+    for names, remedy in REMEDIES:
+        seconds = sum(parts.get(name) or 0.0 for name in names)
+        if seconds <= 0.0 or seconds < WORTH_SHARE * restart.total_s:
+            continue
+        if _may_help(remedy, restart, wish):
+            return Gain(seconds=seconds, remedy=remedy)
+    return None
+
+
+def _may_help(remedy: str, restart: Restart, wish: RestartWish) -> bool:
+    """False: it is in force already, or is of no use for this restart."""
+    if remedy == STANDBY:
+        return wish.standby != "on"
+    if remedy == CACHES:  # `auto`: a restart finds the code again where it was compiled
+        return wish.caches == "off"
+    return remedy != MEMORY or restart.source == "disk"
+
+
+def usual_iteration_s(events: Sequence[Event], witness: int | None) -> float | None:
+    """The median over the blocks of iterations of the witness, seconds; None: it told of none."""
+    blocks = [e for e in events if isinstance(e, IterationsTimed) and e.rank == witness and e.count]
+    means = sorted((block.total_s / block.count, block.count) for block in blocks)
+    half, passed = sum(count for _, count in means) / 2, 0
+    for mean_s, count in means:
+        passed += count
+        if passed >= half:
+            return mean_s
     return None
 
 

@@ -7,7 +7,6 @@ from autockpt.reports.analysis.idle_windows import Windows
 from autockpt.reports.analysis.promises import Promise
 from autockpt.reports.analysis.replication import facts as copy_facts
 from autockpt.reports.analysis.restarts import LABELS as PARTS
-from autockpt.reports.analysis.restarts import Restart, cheapest_gain
 from autockpt.reports.analysis.what_if import terms
 from autockpt.reports.findings import Finding
 from autockpt.reports.html.charts.where_time import LABELS
@@ -150,17 +149,19 @@ def _restarts(model: ReportModel) -> list[str]:
         f"The newest of {len(model.restarts)} restarts: {format_duration(newest.total_s)} from the "
         "failure to the end of the first iteration",
         *_columns(rows),
-        *_next_gain(newest),
+        *_next_gain(model),
     ]
 
 
-def _next_gain(restart: Restart) -> list[str]:
+def _next_gain(model: ReportModel) -> list[str]:
     """One line, where there is something to gain."""
-    gain = cheapest_gain(restart)
+    gain = model.next_gain
     if gain is None:
         return []
     return _wrap(
-        f"The cheapest next gain, up to {format_duration(gain[0])}: {gain[1]}", "  ", "    "
+        f"The cheapest next gain, up to {format_duration(gain.seconds)}: {gain.remedy}",
+        "  ",
+        "    ",
     )
 
 

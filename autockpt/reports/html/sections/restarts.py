@@ -1,6 +1,6 @@
 """Times of each restart: process, imports, rendezvous, restore, first iteration."""
 
-from autockpt.reports.analysis.restarts import LABELS, cheapest_gain
+from autockpt.reports.analysis.restarts import LABELS
 from autockpt.reports.html.charts import restart as chart_of
 from autockpt.reports.html.escape import Child, join, tag
 from autockpt.reports.html.sections.parts import chart, duration, table
@@ -24,7 +24,7 @@ def restarts(model: ReportModel) -> Child:
     rows.append(("failure to first iteration", *[duration(r.total_s) for r in shown]))
     heads = ("", *[f"failed after {format_duration(restart.failed_at_s)}" for restart in shown])
     unknown = any(None in restart.parts.values() for restart in shown)
-    gain = cheapest_gain(shown[-1])
+    gain = model.next_gain
     left = len(model.restarts) - len(shown)
     return join(
         tag("h3", "Restarts"),
@@ -34,7 +34,7 @@ def restarts(model: ReportModel) -> Child:
         chart(chart_of.draw(shown), chart_of.legend()),
         table(heads, rows, caption=f"Parts of a restart, rank {shown[-1].rank}",
               numbers=tuple(range(1, len(heads)))),
-        tag("p", f"The cheapest next gain, up to {format_duration(gain[0])}: {gain[1]}.",
+        tag("p", f"The cheapest next gain, up to {format_duration(gain.seconds)}: {gain.remedy}.",
             class_="lead") if gain else None,
         tag("p", "\u2013 was not told apart: a launcher that is not ours is contained in the first "
             "row; interpreter, torch and process group in the script's, as without autockpt run.",

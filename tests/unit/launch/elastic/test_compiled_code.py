@@ -2,7 +2,13 @@
 
 from pathlib import Path
 
-from autockpt.launch.elastic.compiled_code import FOLDERS, cache_variables, machine_kind, may_move
+from autockpt.launch.elastic.compiled_code import (
+    FOLDERS,
+    cache_variables,
+    chosen,
+    machine_kind,
+    may_move,
+)
 
 CORE = (
     "processor\t: 0\nmodel name\t: {model}\ncpu MHz\t\t: {mhz}\nflags\t\t: fpu {flags}\n\n"
@@ -23,6 +29,20 @@ def test_every_cache_lies_in_the_run(tmp_path: Path) -> None:
     assert found.keys() == FOLDERS.keys()
     assert len(set(found.values())) == len(FOLDERS)
     assert all(Path(path).is_relative_to(tmp_path / "caches") for path in found.values())
+
+
+def test_extensions_stay_where_torch_builds_them(tmp_path: Path) -> None:
+    """A rank killed within a build leaves its lock, for which every later start would wait."""
+    assert "TORCH_EXTENSIONS_DIR" not in cache_variables(tmp_path, {})
+
+
+def test_a_policy_has_the_last_word(tmp_path: Path) -> None:
+    """`auto`: where a restart may be on another machine."""
+    slurm = {"SLURM_JOB_ID": "7"}
+    assert chosen("on", tmp_path, {}, single_node=True).keys() == FOLDERS.keys()
+    assert chosen("off", tmp_path, slurm, single_node=False) == {}
+    assert chosen(None, tmp_path, {}, single_node=True) == {}
+    assert chosen(None, tmp_path, slurm, single_node=True).keys() == FOLDERS.keys()
 
 
 def test_what_the_user_has_set_stays(tmp_path: Path) -> None:

@@ -1,12 +1,31 @@
 """Parts of a restart add up to its length; what nobody told apart stays inside another part."""
 
+from dataclasses import replace
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autockpt.reports.analysis.restarts import LABELS, Restart, cheapest_gain, restarts
+from autockpt.reports.analysis.restarts import (
+    LABELS,
+    Gain,
+    Restart,
+    cheapest_gain,
+    restarts,
+    usual_iteration_s,
+)
 from autockpt.reports.formats.renderers import report
 from autockpt.reports.model import build
-from autockpt.values.telemetry import Event, FailureObserved, FirstIterationEnded, RunStarted
+from autockpt.values.goal import Goal, OnOff, RestartWish
+from autockpt.values.telemetry import (
+    Event,
+    FailureObserved,
+    FirstIterationEnded,
+    IterationsTimed,
+    Restored,
+    RunStarted,
+)
 from tests.unit.reports.examples import run_data
 
 KNOWN = {
@@ -86,15 +105,23 @@ def test_page_and_text_show_the_parts() -> None:
     assert "was not told apart" in page
 
 
-def whole(**parts: float | None) -> Restart:
+def whole(source: str = "memory", **parts: float | None) -> Restart:
     """A restart of these parts, seconds."""
     known = [seconds for seconds in parts.values() if seconds is not None]
-    return Restart(failed_at_s=1.0, rank=0, total_s=sum(known), parts=parts)
+    return Restart(failed_at_s=1.0, rank=0, total_s=sum(known), parts=parts, source=source)
+
+
+def gain_of(
+    restart: Restart, *, iteration_s: float | None = 0.1, **wish: Any
+) -> tuple[float, str] | None:
+    """(seconds, remedy) of a run whose usual iteration takes so long."""
+    gain = cheapest_gain(restart, RestartWish(**wish), iteration_s)
+    return None if gain is None else (gain.seconds, gain.remedy)
 
 
 def test_the_cheapest_gain_is_a_setting_before_it_is_work() -> None:
     """A larger part that only the script can shorten comes behind it."""
-    gain = cheapest_gain(whole(detect=0.2, interpreter=0.5, torch=1.5, script=6.0, first=0.1))
+    gain = gain_of(whole(detect=0.2, interpreter=0.5, torch=1.5, script=6.0, first=0.1))
     assert gain is not None
     assert gain[0] == 2.0
     assert "restart.standby" in gain[1]
@@ -102,12 +129,76 @@ def test_the_cheapest_gain_is_a_setting_before_it_is_work() -> None:
 
 def test_without_imports_the_script_is_the_next_gain() -> None:
     """As behind a parked process."""
-    gain = cheapest_gain(whole(interpreter=0.0, torch=0.0, script=2.0, first=0.1, wait=None))
+    gain = gain_of(whole(interpreter=0.0, torch=0.0, script=2.0, first=0.1, wait=None))
     assert gain is not None
     assert (gain[0], "script" in gain[1]) == (2.0, True)
 
 
 def test_a_restart_of_nothing_gains_nothing() -> None:
     """Nothing is divided by its length."""
-    assert cheapest_gain(whole()) is None
-    assert cheapest_gain(whole(script=None)) is None
+    assert gain_of(whole()) is None
+    assert gain_of(whole(script=None)) is None
+
+
+def test_a_usual_iteration_is_no_gain() -> None:
+    """Whatever is compiled, the training of the first iteration stays."""
+    slow = whole(first=60.0, script=1.0)
+    assert gain_of(slow, iteration_s=60.0, caches="off") is None
+    assert gain_of(slow, iteration_s=None, caches="off") is None
+    gain = gain_of(slow, iteration_s=20.0, caches="off")
+    assert gain is not None
+    assert (gain[0], "restart.caches: on" in gain[1]) == (40.0, True)
+
+
+@pytest.mark.parametrize("wish", ["on", None])
+def test_caches_are_named_only_where_they_are_off(wish: OnOff | None) -> None:
+    """By itself they are on where a restart may be on another machine, and useless elsewhere."""
+    gain = gain_of(whole(first=60.0), caches=wish)
+    assert gain is not None
+    assert (gain[0], "compiling" in gain[1], "restart." in gain[1]) == (59.9, True, False)
+
+
+def test_a_parked_process_is_not_named_where_it_is_on() -> None:
+    """A cold restart then has its reason told elsewhere."""
+    cold = whole(interpreter=1.0, torch=4.0, script=2.0)
+    assert "restart.standby" in str(gain_of(cold))
+    assert "script" in str(gain_of(cold, standby="on"))
+
+
+def test_reading_is_a_gain_from_storage_only() -> None:
+    """From memory it is as fast as it gets."""
+    assert gain_of(whole(read=9.0)) is None
+    assert "memory.interval" in str(gain_of(whole("disk", read=9.0)))
+
+
+def timed(count: int, total_s: float, *, rank: int = 0) -> IterationsTimed:
+    return IterationsTimed(at_s=1.0, rank=rank, step=count, count=count, total_s=total_s,
+                           checkpoint_s=0.0, quiet_s=0.0, busy_s=0.0)  # fmt: skip
+
+
+def test_the_usual_iteration_is_the_median_of_the_witness() -> None:
+    """A block with a first iteration that compiles does not count for more than its iterations."""
+    events = [timed(1, 60.0), timed(10, 5.0), timed(8, 3.2), timed(500, 1000.0, rank=1)]
+    assert usual_iteration_s(events, 0) == 0.5
+    assert usual_iteration_s([], 0) is None
+
+
+def test_the_report_names_the_gain_of_its_own_run() -> None:
+    """Under the policy in force, with the source of the restore and the run's iterations."""
+    back = Restored(at_s=104.0, rank=0, generation="", step=9, source="disk", bytes=1,
+                    restore_s=1.0, lost_steps=0, lost_s=0.0, down_s=4.0)  # fmt: skip
+    events: tuple[Event, ...] = (
+        timed(9, 9.0), failed(100.0), back, started(105.0, **KNOWN), first(106.0),
+    )  # fmt: skip
+    auto = build(replace(run_data(ranks=1), events=events, profile=None))
+    on = replace(run_data(ranks=1), events=events, profile=None,
+                 goal=Goal(restart=RestartWish(standby="on")))  # fmt: skip
+    assert auto.restarts[0].source == "disk"
+    assert auto.next_gain == Gain(
+        seconds=2.125, remedy="a parked process has these done: restart.standby: on"
+    )
+    gain = build(on).next_gain
+    assert gain is not None
+    assert gain.remedy.startswith("the script before attach()")
+    assert gain.remedy in report(on, format_="html")
+    assert "the script before attach()" in report(on, format_="text")

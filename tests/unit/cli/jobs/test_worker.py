@@ -1,0 +1,44 @@
+"""`autockpt run` as one rank of a launcher that is not ours."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from autockpt.cli.jobs.preparation import Request
+from autockpt.cli.jobs.worker import as_worker
+from autockpt.console import Console
+from autockpt.launch.elastic.compiled_code import FOLDERS
+from autockpt.launch.script import Script
+from autockpt.run_directory import RunDirectory
+from autockpt.values.goal import Goal, OnOff, RestartWish
+
+RANK = {
+    "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0",
+    "TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "1",
+    "MASTER_ADDR": "localhost", "MASTER_PORT": "29500",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wish", ["on", "off", None])
+def test_a_rank_keeps_compiled_code_where_the_policy_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wish: OnOff | None
+) -> None:
+    """The script begins behind it.  By itself so where a restart may be on another machine."""
+    run = RunDirectory.create(str(tmp_path / "run"))
+    run.write_goal(Goal(restart=RestartWish(caches=wish)))
+    monkeypatch.setattr(os, "environ", {**RANK, "TRITON_CACHE_DIR": "/mine"})
+    script = Script(target=str(tmp_path / "train.py"), module=False, args=(), shown="train.py")
+    request = Request(
+        script=script, policy=None, settings=(), profile=None, use_profile=False,
+        run_dir=str(run.path), fresh=False, resume_from=None, launching={},
+    )  # fmt: skip
+    as_worker(request, "torchrun", Console())
+    found = {name: os.environ.get(name) for name in FOLDERS}
+    assert found.pop("TRITON_CACHE_DIR") == "/mine"
+    if wish == "on":
+        assert all(
+            path and Path(path).is_relative_to(run.path / "caches") for path in found.values()
+        )
+    else:
+        assert set(found.values()) == {None}
