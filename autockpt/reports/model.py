@@ -87,7 +87,7 @@ class ReportModel:
     restores: tuple[Restore, ...] = ()
     restarts: tuple[Restart, ...] = ()
     next_gain: Gain | None = None
-    """What would shorten the newest restart most cheaply; None: nothing is worth it."""
+    """The cheapest remedy that shortens the newest restart; None: none is worth it."""
     promises: tuple[Promise, ...] = ()
     ages: tuple[Age, ...] = ()
     changes: tuple[Change, ...] = ()

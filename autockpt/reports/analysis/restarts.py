@@ -79,7 +79,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """What would shorten the newest restart, and by how much at most."""
+    """A remedy that shortens the newest restart, and by how much at most."""
 
     seconds: float
     remedy: str
