@@ -124,7 +124,7 @@ class LastBoundary:
         if len(set(state.nodes)) != 1 or len(trainers) != len(state.nodes):
             return "other ranks are missing here"
         if state.phase != "open":
-            return "the ranks did not train yet"
+            return "the ranks were not training"
         leaving = any(trainer.leaving for trainer in trainers.values())
         return "another rank was leaving" if leaving else ""
 
