@@ -58,7 +58,7 @@ def size_limit_advice() -> str:
 
 
 def raise_size_limit() -> None:
-    """Lifts this process's limit on the size of files to what the system allows it."""
+    """Raises this process's limit on the size of files as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
