@@ -141,7 +141,10 @@ def lost(folder: Path, pids: set[int]) -> int:
     `pids`: processes that lived before it.
     """
     reached = [max(int(r.step) for r in rows_of(folder, n) if r.pid in pids) for n in range(2)]
-    again = [next(int(r.step) for r in rows_of(folder, n) if r.pid not in pids) for n in range(2)]
+    again = []
+    for rows in (rows_of(folder, n) for n in range(2)):
+        end = max(at for at, row in enumerate(rows) if row.pid in pids)
+        again.append(int(rows[end + 1].step))  # earlier starts wrote in front of them
     assert again[0] == again[1]
     return max(reached) - again[0]
 
