@@ -31,8 +31,9 @@ def test_the_forward_starts_before_the_copy_ends_only_if_it_is_lazy(
 
     def throttled(job: copy_engine.CopyJob, *rest: Any) -> None:
         by_the_copy_thread = threading.current_thread() is not threading.main_thread()
-        if by_the_copy_thread and not saw_forward:
-            lazy = schedule == "lazy"
+        lazy = schedule == "lazy"
+        # Behind the forward a blocking copy is that of a later boundary: `busy` says so.
+        if by_the_copy_thread and not saw_forward and (lazy or not forward_began.is_set()):
             saw_forward.append(forward_began.wait(PATIENCE_S if lazy else NEVER_S))
         memcpy(job, *rest)
 
@@ -50,6 +51,7 @@ def test_the_forward_starts_before_the_copy_ends_only_if_it_is_lazy(
     for step, batch in ckpt.batches(SPEC.steps):
         trainings.train_step(job, step, batch)
         granted(ckpt)
-    assert saw_forward == [schedule == "lazy"]
+    # The training's thread may have copied all of a blocking one before the other one woke.
+    assert saw_forward == [True] if schedule == "lazy" else saw_forward in ([], [False])
     assert busy == [schedule == "lazy"]
     assert trainings.digest(job) == whole
