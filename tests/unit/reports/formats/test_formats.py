@@ -153,7 +153,7 @@ def test_a_table_has_one_row_per_event_and_numbers_in_their_types() -> None:
 
 def test_a_foreign_csv_is_refused() -> None:
     """Another header is another format."""
-    with pytest.raises(ConfigError, match="not those of telemetry"):
+    with pytest.raises(ConfigError, match="are not telemetry fields"):
         frames.from_csv("a,b\n1,2\n")
 
 
