@@ -75,6 +75,9 @@ def run_tiles(
             Tile(label="Steps", value=str(accounting.steps), note=""),
         )
     worst = max(lost, default=None)
+    note = "no failure"
+    if worst is not None:
+        note = f"{worst[1]} {'step' if worst[1] == 1 else 'steps'}, {worst[2]}"
     sources = ", ".join(sorted({r.source or "scratch" for r in failures}))
     return (
         Tile(label="Goodput", value=format_fraction(accounting.goodput),
@@ -84,7 +87,7 @@ def run_tiles(
         Tile(label="Time to durable", value=format_duration(durable.p50_s) if durable else "never",
              note=f"p95 {format_duration(durable.p95_s)}" if durable else "nothing on disk"),
         Tile(label="Worst loss", value=format_duration(worst[0]) if worst else "none",
-             note=f"{worst[1]} steps, {worst[2]}" if worst else "no failure"),
+             note=note),
         Tile(label="Restores", value=str(len(failures)), note=f"from {sources}" if sources
              else "none needed"),
         _largest_tile(accounting),
