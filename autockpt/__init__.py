@@ -44,7 +44,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Loads torch and pandas only when somebody needs them: `autockpt --help` does not."""
+    """Loads torch and pandas only when they are used: `autockpt --help` does not."""
     if name in __all__:
         from autockpt import api
 

@@ -51,7 +51,7 @@ def attach(
     its loop and its data at `ckpt.step_count` by itself.  Where nothing does, a resume ends with
     exit code 91 (SystemExit) in front of the first iteration.  `others` are named objects with both
     (scheduler, scaler, ema, ...).  `rules` say how plain tensors that differ by rank make the whole
-    model, with `axes` for the grid of ranks ({"dp": 2, "tp": 4}, the last one fastest); DTensors,
+    model.  `axes` is their grid of ranks ({"dp": 2, "tp": 4}, the last one fastest).  DTensors,
     DDP, FSDP and DeepSpeed need none.
 
     `load` gives a training that begins its weights: by the name of a model a run, a checkpoint, or
@@ -60,12 +60,12 @@ def attach(
     checkpoint and does not look at the source.
 
     For adapters of frameworks (docs/adapters.md): `extra()` gives counters as JSON can hold them,
-    which a restart finds in `ckpt.restored.extra`; with `restore="tensors"` the random state is put
-    back by `ckpt.finish_restore()`, and the adapter sees to the place of loop and data.
+    which a restart finds in `ckpt.restored.extra`.  With `restore="tensors"` the random state is
+    put back by `ckpt.finish_restore()`, and the adapter sees to the place of loop and data.
 
     `run_dir` is the directory of the run, without it `runs/<name of the script>` where the job is
-    started.  The run that is there is resumed if it is of the same job (docs/jobs.md); another job
-    gets a run of its own beside it, which is said.  With `fresh` a new one begins beside the run's
+    started.  The run that is there is resumed if it is of the same job (docs/jobs.md).  Another job
+    gets a run of its own beside it and prints that.  With `fresh` a new one begins beside the run's
     checkpoints.  `run_dir` and `goal` matter without `autockpt run`, which brings its own.  Every
     further attach of a process is a run of its own, in `attach-2`, `attach-3`, ... within that
     directory; with a `run_dir` that it had before it goes on with that run.  A session without a
@@ -178,12 +178,12 @@ def telemetry(run_dir: str) -> "pd.DataFrame":
 def load(path: str, *, generation: str | None = None, rank: int | None = None) -> dict[str, Any]:
     """A checkpoint as nested dicts of CPU tensors; its weights are under "model".
 
-    `path` is a run, a checkpoint directory (then `generation`, or the newest good one), one
-    generation, a safetensors file, directory or index, a file of torch.save (read with
-    weights_only=True), or a directory of torch.distributed.checkpoint.  Of a generation the images
-    of all ranks are put together, or (`rank`) one is taken as it is.  Never runs code of a file.
-    Warns (UserWarning) of a generation that came back from a lossy archive.
-    Raises ConfigError for what is no checkpoint, CorruptCheckpointError for damage.
+    `path` is a run, a checkpoint directory (then `generation`, or the newest good one), or one
+    generation.  It may also be a safetensors file, directory or index, a file of torch.save (read
+    with weights_only=True), or a directory of torch.distributed.checkpoint.  Of a generation the
+    images of all ranks are put together, or (`rank`) one is taken as it is.  Never runs code of a
+    file.  Warns (UserWarning) of a generation that came back from a lossy archive.  Raises
+    ConfigError if `path` is no checkpoint, CorruptCheckpointError for damage.
     """
     from autockpt.executors.storage.directory import lossy_notice
     from autockpt.integrations.tree.lazy_tree import materialised

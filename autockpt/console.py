@@ -20,7 +20,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(slots=True, kw_only=True)
 class Console:
-    """What one command prints, and how."""
+    """The output of one command, in the style that was asked for."""
 
     json: bool = False
     verbosity: int = 0

@@ -4,10 +4,10 @@
     runs/train-3f2a91bc        another one: other arguments, or another script
     runs/train-task4-90c1d2e3  another task of an array of jobs
 
-A directory belongs to the job in its job.json, which is written once and in one step: of jobs that
+A directory belongs to the job in its job.json, which is written once and in one step.  Of jobs that
 start together one gets the directory, and the others get their own.  The name of a run of its own
-follows from the job alone, so that every rank and every restart finds it again.  What the same job
-is stands in `values.same_job`; here are only the files.
+follows from the job alone, so that every rank and every restart finds it again.  `values.same_job`
+decides whether two jobs are the same; here are only the files.
 """
 
 import os
@@ -22,7 +22,7 @@ from autockpt.values.goal import Goal
 from autockpt.values.same_job import Job
 
 SAME_JOB = "AUTOCKPT_SAME_JOB"
-"""Variable: 1 takes whatever stands in the named directory for this job."""
+"""Variable: with 1 the run in the named directory counts as this job's."""
 _DIGITS = (8, 16, 32, 64)
 """Of the digest in a name: more where another job has the shorter one."""
 _OWN = re.compile(r"-(?:task[\w.]+-)?[0-9a-f]{8}(?:[0-9a-f]{8})?")
@@ -42,8 +42,8 @@ class Placed:
 def place(named: str, job: Job, *, take: bool = False) -> Placed:
     """The directory of a job that was given `named`, which it now belongs to.
 
-    `take` goes on with the run in `named`, whatever job it was.  A directory that cannot be read
-    or written is taken as it is: whoever writes there next will say so.
+    `take` goes on with the run in `named`, also if another job made it.  A directory that cannot be
+    read or written is taken as it is: the next write there reports the error.
     """
     try:
         there = _claimed(named, job)
@@ -103,7 +103,7 @@ def own_runs(named: Path) -> list[Path]:
 def own_goal(goal: Goal, suffix: str, *, kept: Goal | None = None) -> Goal:
     """The goal for a run of a job's own: places that the goal names are its own as well.
 
-    Those of `kept`, which the run has had so far, are its own already.
+    The places of `kept`, which the run has had so far, are its own already.
     """
     path, url = goal.storage_path, goal.remote.url
     if path is not None and (kept is None or path != kept.storage_path):

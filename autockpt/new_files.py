@@ -1,8 +1,8 @@
 """Modes and largest size of new files: modes are set here, never left to the umask.
 
 A umask of 0 would make everything that a run writes writable by every local user.  The mode of a
-new file is one of two.  `private` is for what the run alone reads: goals, telemetry, logs, locks.
-`readable` is for what other users may read: status, report, plan, exports.  Nothing is ever
+new file is one of two.  `private` is for files of the run alone: goals, telemetry, logs, locks.
+`readable` is for files that others may read: status, report, plan, exports.  Nothing is ever
 writable by others.  A umask may take rights away, as everywhere.
 """
 

@@ -63,7 +63,7 @@ TAIL_BYTES = 2**16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """What was started.  Written as run.json."""
+    """The start of a run: script, arguments, versions, nodes.  Written as run.json."""
 
     schema_version: int = 1
     run_id: str
@@ -103,7 +103,7 @@ class RunDirectory:
     def create(cls, path: str | os.PathLike[str] | None = None, *, script: str = "run") -> "Self":
         """Make the directory (or take the one that exists at `path`) and its sub-directories.
 
-        Without `path` it is `runs/<script>-<time>`, new and nobody else's.
+        Without `path` it is `runs/<script>-<time>`, which is new.
         Raises StorageError when it cannot be written.
         """
         with _storage_errors("create the run directory", path or RUNS):
@@ -172,7 +172,7 @@ class RunDirectory:
 
     @property
     def logs(self) -> Path:
-        """Directory of what the ranks and the launcher printed."""
+        """Directory of the output of the ranks and the launcher."""
         return self.path / "logs"
 
     @property
@@ -258,7 +258,7 @@ class RunDirectory:
         return self.read_job() or job
 
     def forget_job(self) -> None:
-        """Remove job.json: whoever attaches next is the job of this run."""
+        """Remove job.json: the job that attaches next owns this run."""
         self._remove("job.json")
 
     def write_goal(self, goal: Goal) -> None:
@@ -290,7 +290,7 @@ class RunDirectory:
         return self._read("decision.json", Decision)
 
     def write_plan(self, plan: CheckpointPlan) -> None:
-        """Replace plan.yaml by a bare plan: the safe defaults, which nobody decided."""
+        """Replace plan.yaml by a bare plan: the safe defaults, without a decision."""
         import yaml
 
         text = yaml.safe_dump(to_data(plan), sort_keys=False, default_flow_style=False, width=100)
@@ -328,7 +328,7 @@ class RunDirectory:
             return None
 
     def forget_decision(self) -> None:
-        """Remove decision and plan: what they were made from does not hold any more."""
+        """Remove decision and plan: their inputs do not hold any more."""
         self._remove("decision.json")
         self._remove("plan.yaml")
 
@@ -592,7 +592,7 @@ def _json_lines(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line number, object) of every whole line; a torn one is skipped.
 
-    A crash tears the last line; the next start of the process appends behind the fragment, so the
+    A crash tears the last line.  The next start of the process appends behind the fragment, so the
     object at the end of such a line is still good.
     """
     try:

@@ -6,6 +6,7 @@ counts that have fallen, and `python -m tests.test_prose FILE` shows what is cou
 """
 
 import ast
+import inspect
 import json
 import re
 import sys
@@ -69,7 +70,7 @@ def prose_of(path: Path) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             if isinstance(node.value.value, str):
-                yield from _paragraphs(node.value.value)
+                yield from _paragraphs(inspect.cleandoc(node.value.value))
         elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             yield from _texts(node.exc)
         elif isinstance(node, ast.Call) and _name_of(node.func) in MESSAGE_CALLS:
@@ -101,7 +102,10 @@ def _paragraphs(text: str) -> Iterator[str]:
     for line in [*text.splitlines(), ""]:
         bare = line.strip()
         begins = re.match(r"(?:[*+-]|\d+\.)\s+", bare)
-        if not bare or bare.startswith(("|", "#")) or begins or line.startswith("        "):
+        code = line.startswith("    ") and not lines
+        if code:
+            continue
+        if not bare or bare.startswith(("|", "#")) or begins:
             if lines:
                 yield " ".join(lines)
             lines = [bare[begins.end() :]] if begins else []

@@ -137,7 +137,7 @@ def _ranks_per_node(environ: Mapping[str, str], rank: int, world_size: int) -> t
     if world_size <= 1 or one_node or _is_loopback(environ.get("MASTER_ADDR", "")):
         return (world_size,)
     raise ConfigError(
-        f"rank {rank} of {world_size}: nothing says which ranks share a node; set LOCAL_WORLD_SIZE "
+        f"rank {rank} of {world_size}: nothing says which ranks share a node. Set LOCAL_WORLD_SIZE "
         f"for each (1 where every rank has a host of its own, {world_size} where all share one)"
     )
 

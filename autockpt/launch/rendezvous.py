@@ -124,8 +124,8 @@ def _require_shared(checkpoints: str, agreed: Agreement, place: RankPlace) -> No
         if time.monotonic() > deadline:
             got = "another directory" if seen is not None else "nothing"
             raise StorageError(
-                f"{checkpoints}: not shared by all nodes: rank 0 wrote there {SHARED_WITHIN_S:.0f} "
-                f"s ago, and rank {place.rank} on {socket.gethostname()} sees {got}; give the run "
+                f"{checkpoints}: not shared by all nodes. Rank 0 wrote there {SHARED_WITHIN_S:.0f} "
+                f"s ago, and rank {place.rank} on {socket.gethostname()} sees {got}. Give the run "
                 "a directory on storage that all nodes see: autockpt run --run-dir DIR, "
                 "AUTOCKPT_RUN_DIR=DIR, or attach(run_dir=DIR)"
             )

@@ -181,7 +181,7 @@ class Session:
         if self._rank.is_closed and self._rank.step < total:
             self._rank.say(
                 f"the session has ended at step {self._rank.step}, so this loop makes no "
-                "checkpoint; give the first loop the steps of all of them, or leave it with "
+                "checkpoint. Give the first loop the steps of all of them, or leave it with "
                 "ckpt.step(); break"
             )
         self._rank.total = total
@@ -395,7 +395,7 @@ class Session:
             )
             self._rank.say(
                 f"the script changed its structure before step {resumed.step}: "
-                f"{self._rank.rebuilding.lacking()}; its state is put back when the script has "
+                f"{self._rank.rebuilding.lacking()}. Its state is put back when the script has "
                 "built it again, which must be before the first step of an optimizer"
             )
         self._report_started(resumed, began, resumed.apply_s + time.monotonic() - applied)

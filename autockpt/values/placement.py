@@ -222,9 +222,9 @@ def rank_sets(cell: Cell, here: Mapping[int, Sequence[int]]) -> tuple[tuple[int,
     if any(len(each) < least for each in sets):
         most, all_ranks = len(ranks[fullest]), sum(map(len, ranks.values()))
         raise ConfigError(
-            f"node {fullest} has {most} of the {all_ranks} ranks on nodes {list(cell.members)}; "
-            f"each needs {cell.tolerates} partners of its own on other nodes, so at least "
-            f"{most * least} ranks; give nodes like numbers of ranks, or use copies"
+            f"node {fullest} has {most} of the {all_ranks} ranks on nodes {list(cell.members)}. "
+            f"Each needs {cell.tolerates} partners of its own on other nodes, so at least "
+            f"{most * least} ranks. Give nodes like numbers of ranks, or use copies"
         )
     return tuple(tuple(each) for each in sets)
 

@@ -100,7 +100,7 @@ class DirectoryContract:
             (path / "RUN").write_text(text.replace('"format":2', f'"format":{other}'))
             before = sorted(path.rglob("*"))
             with pytest.raises(
-                ConfigError, match=f"written in format {other}, .* format 2; resume"
+                ConfigError, match=rf"written in format {other}, .* format 2\. Resume"
             ):
                 self.make(path).open()
             assert sorted(path.rglob("*")) == before

@@ -705,9 +705,9 @@ class RemoteContract:
             two.again(g(2))
             mine = two.save(4)
         before = {name: Path(two.path, name).read_bytes() for name in ("terms/t-000002", "RUN")}
-        with pytest.raises(ConfigError, match="and both did; keep one"):
+        with pytest.raises(ConfigError, match=r"and both trained on\. Keep one"):
             RemoteCopies(objects).missing(str(two.path))
-        with pytest.raises(ConfigError, match="and both did; keep one"):
+        with pytest.raises(ConfigError, match=r"and both trained on\. Keep one"):
             RemoteCopies(objects).pull(str(two.path))
         assert before == {name: Path(two.path, name).read_bytes() for name in before}
         assert not Path(two.path, newest.name).exists()

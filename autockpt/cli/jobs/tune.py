@@ -142,7 +142,7 @@ def _read(options: Options) -> Task:
 
     place = options["run_dir"] or options["profile"]
     if place is None or (options["run_dir"] and options["profile"]):
-        raise ConfigError("what is to be tuned? Name a RUN_DIR, or --profile FILE")
+        raise ConfigError("nothing is named to tune. Name a RUN_DIR, or --profile FILE")
     limit_s = positive(options, "time", parse_duration_s, 60.0)
     require_budget(options["budget"])
     profile = plan_choice.read_profile(place)

@@ -89,7 +89,7 @@ def _require_ours(status: os.stat_result, path: str) -> None:
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise StorageError(
             f"{path}: belongs to uid {status.st_uid} with mode {status.st_mode & 0o777:o}, "
-            "expected our own, closed to everybody else; use a file system that keeps modes, or "
+            "expected our own, closed to all others. Use a file system that keeps modes, or "
             "remove it while the run is stopped"
         )
 

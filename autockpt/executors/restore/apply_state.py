@@ -66,7 +66,7 @@ def apply_structure(restored: RestoredState, state: LiveState) -> None:
     own = skeleton.get("own", {})
     if restored.by_rank and own and not all(map(_is_whole(state), state.parameters().values())):
         raise ConfigError(
-            f"{next(iter(own))}: keeps state of its own, and nobody knows how that is divided; "
+            f"{next(iter(own))}: keeps state of its own, whose division over ranks is not known;   "
             "resume with the ranks and the mesh that wrote the checkpoint"
         )
     state.load_own(
@@ -181,7 +181,7 @@ def _require_same_settings(
         raise ConfigError(
             f"{prefix}: a {type(optimizer).__qualname__} with {', '.join(sorted(now - saved))} "
             f"cannot go on from the checkpoint, whose optimizer has "
-            f"{', '.join(sorted(saved - now))}; use --fresh to start over, or the code that wrote "
+            f"{', '.join(sorted(saved - now))}. Use --fresh to start over, or the code that wrote "
             "it"
         )
 

@@ -108,7 +108,7 @@ def merge_positions(
     elif place is None and merged["index"]:
         raise ConfigError(
             "data: the checkpoint does not say how its ranks shared the samples (it is of an older "
-            "version, or the sampler is none of torch's); resume with as many ranks as saved, or "
+            "version, or the sampler is none of torch's). Resume with as many ranks as saved, or "
             "give the loader state_dict, load_state_dict and reshard_state"
         )
     if place is not None and "shuffle" in merged:
@@ -117,7 +117,7 @@ def merge_positions(
         elif len({_digest(_own_generators(state)) for state in given}) > 1:
             raise ConfigError(
                 "data: each rank shuffled with a generator of its own, and that of one rank cannot "
-                "serve all; share samples with a DistributedSampler, or resume with as many ranks "
+                "serve all. Share samples with a DistributedSampler, or resume with as many ranks "
                 "as saved"
             )
     return merged

@@ -185,7 +185,7 @@ def _open(
         return shards_of_node(link.rank, own, lent.neighbours, folder), {"memory"}
     if source.kind == "gather":
         if lent.gathering is None:
-            raise CorruptCheckpointError("memory: nobody said what there is to gather")
+            raise CorruptCheckpointError("memory: the order to restore names no shards to gather")
         return gathered_shards(
             link.rank, link.world_size, order.generation, lent.gathering, _Gathering(link, order),
             folder,

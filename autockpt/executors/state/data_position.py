@@ -142,7 +142,7 @@ class DataPosition:
         except Exception as error:
             raise ConfigError(
                 f"data: {type(self.loader).__qualname__}.state_dict() raised {error!r:.200}; a "
-                "loader that cannot say where it is cannot be resumed: attach the DataLoader "
+                "loader that cannot say where it is cannot be resumed. Attach the DataLoader "
                 "inside it, or one whose state_dict works before its first batch"
             ) from error
 
@@ -212,7 +212,7 @@ class DataPosition:
             raise ConfigError(
                 f"data: another number of ranks can go on with a {type(self.loader).__qualname__} "
                 "if it has reshard_state(states, rank, world_size), which gives what its "
-                "load_state_dict takes; add it, or resume with as many ranks as saved"
+                "load_state_dict takes. Add it, or resume with as many ranks as saved"
             )
         counted = self._stateful and old is not None and isinstance(self.loader, DataLoader)
         if self._stateful != ("loader" in state) and not counted:
@@ -461,7 +461,7 @@ def _require_plain_loader(loader: Any) -> None:
     if not isinstance(loader, DataLoader):
         raise ConfigError(
             f"attach(data=...): a {type(loader).__qualname__} can neither say where it is "
-            "(state_dict/load_state_dict) nor be skipped by index; add both methods, or pass a "
+            "(state_dict/load_state_dict) nor be skipped by index. Add both methods, or pass a "
             "torch DataLoader, or leave `data` out and restore the position from ckpt.step_count"
         )
     if isinstance(loader.dataset, IterableDataset):
@@ -472,7 +472,7 @@ def _require_plain_loader(loader: Any) -> None:
     if loader.num_workers and not getattr(loader, "in_order", True):
         raise ConfigError(
             "attach(data=...): a DataLoader with in_order=False gives batches as they come, so a "
-            "number of them does not say which; leave in_order=True, or use torchdata's "
+            "number of them does not say which. Leave in_order=True, or use torchdata's "
             "StatefulDataLoader"
         )
     require_iterates(loader)

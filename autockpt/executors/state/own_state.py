@@ -58,7 +58,7 @@ def inner_optimizers(
         if not is_divided(optimizer) and not any(map(_is_hooked, (o for _, o in found))):
             raise ConfigError(
                 f"attach({outer}=...): torch does not tell of the steps of a "
-                f"{type(optimizer).__qualname__}, so its checkpoints would be torn; call "
+                f"{type(optimizer).__qualname__}, so its checkpoints would be torn. Call "
                 "super().__init__(params, defaults) in its constructor, or attach the optimizer "
                 "that it steps"
             )
@@ -273,7 +273,7 @@ class _Plain:
         if self._known is not None and path not in self._known:
             raise ConfigError(
                 f"{path}: a {type(value).__qualname__} that was made in training cannot be built "
-                "by a restart; make it in the optimizer's constructor, or give the optimizer "
+                "by a restart. Make it in the optimizer's constructor, or give the optimizer "
                 "state_dict and load_state_dict"
             )
 

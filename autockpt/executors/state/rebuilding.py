@@ -109,7 +109,7 @@ class Rebuilding:
         self.end()
         raise ConfigError(
             "state: the structure that the checkpoint has was not built before the first step: "
-            f"{lacking or 'it came within the forward'}; build it by ckpt.step_count, before the "
+            f"{lacking or 'it came within the forward'}. Build it by ckpt.step_count, before the "
             "loop or at the start of its first iteration, or use --fresh to start over"
         )
 

@@ -149,7 +149,7 @@ def continued(old: Place, own: Place | None) -> Place:
     if own is None:
         raise ConfigError(
             f"data: the epoch was begun with a {old.order.sampler}, and how this loader's sampler "
-            "shares samples is not known; attach a loader with the sampler of the checkpoint"
+            "shares samples is not known. Attach a loader with the sampler of the checkpoint"
         )
     if (old.order, old.share) == (own.order, own.share):
         return old
@@ -164,9 +164,9 @@ def continued(old: Place, own: Place | None) -> Place:
 def _require_same_samples(old: EpochOrder, own: EpochOrder) -> None:
     if old.length != own.length:
         raise ConfigError(
-            f"data: the epoch had {old.length} samples, this loader's has {own.length}; give it "
-            "the data set of the checkpoint (the whole one on every rank: share it out with a "
-            "DistributedSampler and not in the data set), or leave `data` out of attach"
+            f"data: the epoch had {old.length} samples, this loader's has {own.length}. Give it "
+            "the data set of the checkpoint, or leave `data` out of attach. Each rank needs the "
+            "whole data set: a DistributedSampler shares it out"
         )
     if old.sampler == own.sampler and old.seed != own.seed:
         raise ConfigError(
@@ -177,7 +177,7 @@ def _require_same_samples(old: EpochOrder, own: EpochOrder) -> None:
     if not rebuilt:
         raise ConfigError(
             f"data: the epoch was begun in the order of a {old.sampler}, which this loader (batch "
-            "size, ranks or sampler differ) cannot go on with; resume with the loader that wrote "
+            "size, ranks or sampler differ) cannot go on with. Resume with the loader that wrote "
             "the checkpoint, or use torch's DistributedSampler"
         )
 
@@ -224,7 +224,7 @@ def _require_dealt(samples: list[int], sampler: Any) -> None:
     if rest_of(samples, 0, share, sampler.rank) != list(copy.copy(sampler)):
         raise ConfigError(
             f"data: a {type(sampler).__qualname__} does not share one order out sample by sample, "
-            "so other ranks cannot take up its epoch; resume with the ranks and the batch size of "
+            "so other ranks cannot take up its epoch. Resume with the ranks and the batch size of "
             "the checkpoint, or give the loader state_dict, load_state_dict and reshard_state"
         )
 

@@ -122,7 +122,7 @@ def require_generators(loader: Any, shuffle: Shuffle | None, others: dict[str, A
         if name not in held:
             raise ConfigError(
                 f"data: the order of the checkpoint was drawn from the generator {name}, which "
-                f"this loader does not have (it has {', '.join(held) or 'none'}); attach it with "
+                f"this loader does not have (it has {', '.join(held) or 'none'}). Attach it with "
                 "the sampler that wrote the checkpoint"
             )
 

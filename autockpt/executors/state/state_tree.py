@@ -63,8 +63,8 @@ def encode(value: Any, path: str, tensors: dict[str, torch.Tensor], depth: int =
     if kind is np.ndarray and value.dtype.kind in "biufc":
         return {"$array": _encode_array(value, path, tensors)}
     raise ConfigError(
-        f"{path}: a {type(value).__module__}.{type(value).__qualname__} cannot be saved safely; "
-        "give its owner a state_dict()/load_state_dict() of tensors, numbers, strings, lists and "
+        f"{path}: a {type(value).__module__}.{type(value).__qualname__} cannot be saved safely. "
+        "Give its owner a state_dict()/load_state_dict() of tensors, numbers, strings, lists and "
         "dicts, or leave it out of autockpt.attach()"
     )
 
@@ -140,7 +140,7 @@ def _encode_tensor(value: torch.Tensor, path: str, tensors: dict[str, torch.Tens
         )
     if path in tensors:
         raise ConfigError(
-            f"{path}: two tensors of the state have this name; rename a key (a dot in a key and a "
+            f"{path}: two tensors of the state have this name. Rename a key (a dot in a key and a "
             "nested key, or a number and its text, read the same)"
         )
     tensors[path] = value.detach()

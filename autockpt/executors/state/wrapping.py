@@ -111,7 +111,7 @@ def require_iterates(loader: "DataLoader[Any]") -> None:
     if not asked:
         raise ConfigError(
             f"attach(data=...): a {type(loader).__qualname__} does not iterate as DataLoader does, "
-            f"so batches cannot be skipped{detail}; give it state_dict and load_state_dict, or "
+            f"so batches cannot be skipped{detail}. Give it state_dict and load_state_dict, or "
             "attach the DataLoader inside it"
         )
 

@@ -114,7 +114,7 @@ def require_found(run: str, kept: str, wanted: str) -> None:
     if there and not (there[-1] in committed_names(wanted) and _owner(kept) == _owner(wanted)):
         raise ConfigError(
             f"{run}: its {len(there)} checkpoints are in {kept}, and this start would look for "
-            f"them in {wanted}; resume with disk.path: {kept} (--set disk.path={kept}), move them "
+            f"them in {wanted}. Resume with disk.path: {kept} (--set disk.path={kept}), move them "
             f"to {wanted} first, or begin anew without them with --fresh (attach(fresh=True))"
         )
 

@@ -677,7 +677,7 @@ def require_format(directory: str) -> None:
     if run.format != FORMAT:
         raise ConfigError(
             f"{path}: written in format {run.format}, and this autockpt reads and writes format "
-            f"{FORMAT}; resume this run with the version that wrote it, or name a new directory"
+            f"{FORMAT}. Resume this run with the version that wrote it, or name a new directory"
         )
 
 

@@ -318,8 +318,8 @@ class IdleWindowThrottle:
     def _take_stock(self, now_s: float) -> None:
         """Record the share of promised bytes, once a transfer, when it needs no more windows.
 
-        A window goes from chunk to chunk, and its first part may be the training's own: its thread
-        posts what it has computed while the mover waits for the same core.
+        A window goes from chunk to chunk.  Its first part may be the training's own: its thread
+        posts its results while the mover waits for the same core.
         """
         began, self._from = self._from, None
         if began is None or self.use.reason or self._forecast.now.astray:

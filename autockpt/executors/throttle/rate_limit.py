@@ -34,7 +34,7 @@ class PieceGate(Protocol):
     def take(self, left: int) -> int:
         """Blocks until some of `left` > 0 bytes may move; how many, 1..`left`.
 
-        What was taken before has reached the other end by then.
+        The bytes taken before have reached the other end by then.
         """
 
 

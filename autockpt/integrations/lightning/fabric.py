@@ -1,14 +1,16 @@
 """Fabric: the dict that `fabric.save` takes, and loaders of `fabric.setup_dataloaders`.
 
-model, optimizer = fabric.setup(model, optimizer)
-loader = fabric.setup_dataloaders(loader)
-ckpt = attach(fabric, {"model": model, "optimizer": optimizer, "scheduler": scheduler})
-loader = ckpt.loader(loader)
-for epoch in range(loader.epoch, epochs):
-    for batch in loader:
-        ...
-        ckpt.step()
-ckpt.close()
+    model, optimizer = fabric.setup(model, optimizer)
+    loader = fabric.setup_dataloaders(loader)
+    ckpt = attach(fabric, {"model": model, "optimizer": optimizer, "scheduler": scheduler})
+    loader = ckpt.loader(loader)
+    for epoch in range(loader.epoch, epochs):
+        for batch in loader:
+            ...
+            ckpt.step()
+    ckpt.close()
+
+The page docs/lightning.md tells more.
 """
 
 from collections.abc import Iterator, MutableMapping

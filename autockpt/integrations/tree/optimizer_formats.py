@@ -1,9 +1,11 @@
 """The ways in which others write down an optimizer: numbered, named, or flat.
 
-numbered   {"state": {0: {...}}, "param_groups": [{"params": [0, 1], ...}]}, some with param_names
-named      the same with names instead of numbers: get_optimizer_state_dict
-flat       {"state.<name>.<key>": ..., "param_groups.<name>.<key>": ...}: the same function with
-           flatten_optimizer_state_dict=True, as TorchTitan saves it
+    numbered   {"state": {0: {...}}, "param_groups": [{"params": [0, 1], ...}]}, some named
+    named      the same with names instead of numbers: get_optimizer_state_dict
+    flat       {"state.<name>.<key>": ..., "param_groups.<name>.<key>": ...}: the same function,
+               with flatten_optimizer_state_dict=True
+
+TorchTitan saves the flat form.
 """
 
 from collections.abc import Collection

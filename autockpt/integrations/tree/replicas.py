@@ -28,7 +28,7 @@ def require_same(images: Images, names: Iterable[str], where: str) -> None:
         if other is not None:
             raise ConfigError(
                 f"{where}: rank {other[1].shard} does not hold the same {name} as rank "
-                f"{other[0].shard}, and nothing says how they are parts of one; --rank N takes "
+                f"{other[0].shard}, and nothing says how they are parts of one. --rank N takes "
                 "that of one rank"
             )
 

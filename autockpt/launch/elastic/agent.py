@@ -154,7 +154,7 @@ class Watch:
             # A terminal that is gone must not keep us either.
             threading.Timer(0.5, os._exit, (128 + number,)).start()
             self._console.warn(
-                f"{times.over_s:.0f} s are over: not waiting for what is still being written; it "
+                f"{times.over_s:.0f} s are over: no longer waiting for the write under way; it "
                 "goes on by itself"
             )
             os._exit(128 + number)

@@ -14,8 +14,8 @@ def archivers(run: RunDirectory, wish: Archiving, console: Console) -> list[Side
         return []
     if wish.lossy and wish.codec != "none":
         console.say(
-            f"LOSSY archive of every checkpoint ({wish.codec}) in {run.path / NAME}; what a "
-            "restart resumes from stays exact"
+            f"LOSSY archive of every checkpoint ({wish.codec}) in {run.path / NAME}; a "
+            "restart resumes from exact checkpoints"
         )
     command = (
         "convert", str(run.path), str(run.path / NAME), "--to", "archive", "--codec",

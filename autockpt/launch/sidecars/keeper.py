@@ -89,4 +89,4 @@ class KeeperBeside:
         except Interrupted as interrupted:
             self._console.warn(f"{interrupted}: not waiting for the keeper; it finishes by itself")
         except Exception as error:
-            self._console.warn(f"the keeper could not be told to leave: {error}")
+            self._console.warn(f"the keeper did not get the order to leave: {error}")

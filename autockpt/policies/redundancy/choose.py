@@ -108,7 +108,7 @@ def candidates(wish: RedundancyWish, nodes: int) -> Iterator[Redundancy]:
     if not found and (wish.scheme or wish.floor):
         raise ConfigError(
             f"redundancy of scheme {wish.scheme or 'auto'} that survives {max(1, wish.floor)} lost "
-            f"nodes: not to be had on {nodes} nodes; nearest: redundancy.floor {nodes - 1}, more "
+            f"nodes: not to be had on {nodes} nodes. Nearest: redundancy.floor {nodes - 1}, more "
             "nodes, or fewer copies or parity"
         )
     yield from found

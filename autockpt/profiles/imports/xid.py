@@ -87,7 +87,7 @@ def read(
         raise ConfigError(f"{where}: no line with a time of syslog, journalctl or dmesg")
     if observed_s is None and all(line.xid is not None for line in lines):
         raise ConfigError(
-            f"{where}: only Xid lines, which do not show how long the log watched; give the "
+            f"{where}: only Xid lines, which do not show how long the log watched. Give the "
             "whole kernel log, or say it: --observed '30 d' and --nodes N"
         )
     begin_s, end_s = lines[0].at_s, max(line.at_s for line in lines)

@@ -56,10 +56,10 @@ class ScriptGenerators:
         *,
         again: bool = False,
     ) -> None:
-        """Finds them from `frame` outwards, and puts their states back: the script is about to
-        train, and may have drawn meanwhile what it draws at every start.
+        """Finds them from `frame` outwards, and puts their states back before training begins.
 
-        Once a batch was asked for, or with `again`, only those that were not found before do.
+        The script may have drawn from them meanwhile, as it does at every start.  After the first
+        batch, or with `again`, only generators that were not found before get their states.
         `known`: generators that a loader's position saves.
         """
         before = set(self._found)

@@ -113,7 +113,7 @@ class TrainingPosition:
     ) -> None:
         """The script's own generators get their states, until the training `begins`.
 
-        `trains`: it may have drawn already; those that were found before have their states.
+        `trains`: it may have drawn already; generators that were found before have their states.
         `again`: so it may, if this is not the first search.  A framework's loop has not begun
         before `finish_restore`.
         """

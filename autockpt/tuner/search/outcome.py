@@ -100,7 +100,7 @@ def replay(record: Record, *, where: str) -> Outcome:
         if asked != (trial.stage, trial.candidate):
             raise ConfigError(
                 f"{where}: trial {trial.number} is {trial.stage} of {trial.candidate}, and by the "
-                f"samples before it {_said(asked)} comes next; the file was changed, or another "
+                f"samples before it {_said(asked)} comes next. The file was changed, or another "
                 "version of autockpt wrote it"
             )
         search.tell(trial)

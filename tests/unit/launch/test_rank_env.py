@@ -86,9 +86,9 @@ def test_a_rank_knows_its_place_and_its_launch(
 @pytest.mark.parametrize(
     ("environ", "told"),
     [
-        (POD, "rank 1 of 2: nothing says which ranks share a node; set LOCAL_WORLD_SIZE"),
-        ({**POD, "MASTER_ADDR": "10.0.0.1"}, "set LOCAL_WORLD_SIZE"),
-        (srun(9, 1, SLURM_NNODES="3"), "set LOCAL_WORLD_SIZE"),
+        (POD, "rank 1 of 2: nothing says which ranks share a node. Set LOCAL_WORLD_SIZE"),
+        ({**POD, "MASTER_ADDR": "10.0.0.1"}, "Set LOCAL_WORLD_SIZE"),
+        (srun(9, 1, SLURM_NNODES="3"), "Set LOCAL_WORLD_SIZE"),
         (srun(9, 4), "task 4 of its node, not 1: .* srun --distribution=block"),
     ],
 )

@@ -124,7 +124,7 @@ class Rebuilding:
         self._shard, self._sources, self._run_id = order.shard, order.sources, run_id
         made_of = {source.shard.parity for source in order.sources} - {None}
         if len(made_of) != 1:
-            raise ProtocolError(f"parities of {len(made_of)} sets; expected those of one")
+            raise ProtocolError(f"parities of {len(made_of)} sets; expected one set")
         parity = made_of.pop()
         assert parity is not None
         self._set = _parity_set(order.shard, parity)

@@ -217,7 +217,7 @@ def _require_same_form(name: str, holding: LocalShard, dtype: torch.dtype, piece
     if piece.global_shape != shape or piece.dtype != dtype:
         raise ConfigError(
             f"{name}: is {shape} {dtype} now, {piece.global_shape} {piece.dtype} in the "
-            "checkpoint; the state changed shape since; use --fresh to start over, or the code "
+            "checkpoint; the state changed shape since. Use --fresh to start over, or the code "
             "that wrote it"
         )
 

@@ -78,7 +78,7 @@ def _require_undivided(name: str, parameter: torch.Tensor, known: Declared) -> N
     if flat or (holding is not None and not holding.is_whole):
         raise ConfigError(
             f"{name}: a rule matches it, and its wrapper (FSDP1, DeepSpeed, Megatron) divides it "
-            "already; narrow the rule, or cut the tensor with DTensors, which wrappers understand"
+            "already. Narrow the rule, or cut the tensor with DTensors, which wrappers understand"
         )
 
 

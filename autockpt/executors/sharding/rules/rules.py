@@ -235,7 +235,7 @@ def _widths(name: str, rule: Rule, local: int, count: int) -> tuple[int, ...]:
     if local % parts:
         raise ConfigError(
             f"{name}: rule {rule.match!r} says {parts} equal parts, and {local} local rows are no "
-            "multiple of that; list their widths over all ranks, as sub_parameters: [8, 4, 4]"
+            "multiple of that. List their widths over all ranks, as sub_parameters: [8, 4, 4]"
         )
     return (local // parts * count,) * parts
 
@@ -250,8 +250,8 @@ def _expert_name(name: str, rule: Rule, at: Coordinates) -> str:
     if found is None or rest or int(found[1]) >= each:
         raise ConfigError(
             f"{name}: rule {rule.match!r} spreads {expert.total} experts over "
-            f"{at.size(expert.over)} ranks, and the name has no `experts.N` with N below {each}; "
-            "experts in one stacked tensor are `sharded: {dim: 0, over: ep}`"
+            f"{at.size(expert.over)} ranks, and the name has no `experts.N` with N below {each}. "
+            "Experts in one stacked tensor are `sharded: {dim: 0, over: ep}`"
         )
     number = at.at(expert.over) * each + int(found[1])
     return f"{name[: found.start(1)]}{number}{name[found.end(1) :]}"

@@ -67,7 +67,7 @@ class Objects:
         self.url = url.rstrip("/")
         self.store: Any = _open(url) if store is None else store
         self._folder = _folder(url) if store is None else None
-        """What a mounted directory is made durable by; a store by itself."""
+        """Does nothing: an object that a store took is durable."""
 
     def create(self, name: str, body: bytes) -> bool:
         """Puts a small object if none is there; False when there is one."""
@@ -233,7 +233,7 @@ class Objects:
 
     @contextlib.contextmanager
     def asking(self, verb: str, name: str) -> Iterator[None]:
-        """FileNotFoundError of what is read or deleted stays: absence is an answer."""
+        """FileNotFoundError of a read or a deletion stays: absence is an answer."""
         from obstore.exceptions import BaseError
 
         try:

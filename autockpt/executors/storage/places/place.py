@@ -46,9 +46,9 @@ class Place(Protocol):
         """Writes a durable file that must not exist.  Raises FileExistsError, OSError."""
 
     def names(self, folder: str) -> list[str]:
-        """What stands in a folder, files and folders; nothing where there is no such folder.
+        """Names in a folder, of files and folders; none where there is no such folder.
 
-        Whatever was published before the call is among them.
+        Everything that was published before the call is among them.
         """
 
     def sizes(self, folder: str) -> dict[str, int]:

@@ -248,8 +248,8 @@ class RemoteCopies:
             if both and read_small(os.path.join(directory.path, name)) != self._objects.read(name):
                 raise ConfigError(
                     f"{self.url}: another directory than {directory.path} continues this run, and "
-                    "both did; keep one: bring the copies back into an empty directory, or name "
-                    "another prefix for what is trained here"
+                    "both trained on. Keep one: bring the copies back into an empty directory, or "
+                    "name another prefix for the training here"
                 )
 
     def _names(self, prefix: str) -> list[str]:

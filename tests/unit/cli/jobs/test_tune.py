@@ -143,8 +143,8 @@ def test_a_record_of_another_machine_is_replayed(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (("tune",), "what is to be tuned"),
-        (("tune", "runs/p", "--profile", "runs/p"), "what is to be tuned"),
+        (("tune",), "nothing is named to tune"),
+        (("tune", "runs/p", "--profile", "runs/p"), "nothing is named to tune"),
         (("tune", "nowhere"), "no profile"),
         (("tune", "runs/p", "--budget", "3"), "at least 10"),
         (("tune", "runs/p", "--time", "0 s"), "--time"),

@@ -217,7 +217,7 @@ Pair = collections.namedtuple("Pair", "one two")
 def test_anything_else_is_refused_with_its_path(value: Any, kind: str) -> None:
     """At save, naming the place and the way out: never pickled, never silently changed."""
     with pytest.raises(
-        ConfigError, match=rf"root\.a\.0\.b: a .*{kind}.* cannot be saved safely; give"
+        ConfigError, match=rf"root\.a\.0\.b: a .*{kind}.* cannot be saved safely\. Give"
     ):
         encode({"a": [{"b": value}]}, "root", {})
 

@@ -383,7 +383,7 @@ def test_a_floor_is_kept(floor):
         (cluster(1), wish(floor=1), "redundancy.floor is 1, and the job has one node"),
         (cluster(), replace(wish(floor=1), pins=Pins(memory_enabled=False)), "memory tier is off"),
         (cluster(), wish(floor=1, scheme="none"), "redundancy.scheme is none"),
-        (cluster(2), wish(floor=2), "not to be had on 2 nodes; nearest: redundancy.floor 1"),
+        (cluster(2), wish(floor=2), "not to be had on 2 nodes. Nearest: redundancy.floor 1"),
         (cluster(2), wish(scheme="replicas", copies=3), "not to be had on 2 nodes"),
         (cluster(free_gb=2.8), wish(scheme="replicas", copies=2), "own slots, and available host"),
         (

@@ -77,7 +77,7 @@ def test_a_way_that_was_never_asked_for_is_noticed(place: int) -> None:
 def refused(record: Record, place: int, **change: object) -> None:
     trials = list(record.trials)
     trials[place] = replace(trials[place], **change)
-    with pytest.raises(ConfigError, match="comes next; the file was changed, or another version"):
+    with pytest.raises(ConfigError, match=r"comes next\. The file was changed, or another version"):
         replay(replace(record, trials=tuple(trials)), where="trials.jsonl")
 
 
