@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 def attach(
-    *,
     model: torch.nn.Module | Mapping[str, torch.nn.Module],
     optimizer: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer] | None = None,
     data: Any = None,
+    *,
     run_dir: str | None = None,
     goal: Goal | None = None,
     fresh: bool = False,

@@ -1,4 +1,4 @@
-"""Modes and largest size of new files: modes are set here, never left to the umask.
+"""Modes, largest size and descriptors of new files: modes are set here, never left to the umask.
 
 A umask of 0 would make everything that a run writes writable by every local user.  The mode of a
 new file is one of two.  `private` is for files of the run alone: goals, telemetry, logs, locks.
@@ -8,8 +8,10 @@ writable by others.  A umask may take rights away, as everywhere.
 
 import contextlib
 import errno
+import fcntl
 import os
 import resource
+import socket
 import stat
 
 PRIVATE = 0o600
@@ -17,12 +19,42 @@ READABLE = 0o644
 PRIVATE_DIRECTORY = 0o700
 READABLE_DIRECTORY = 0o755
 
+FIRST_CLEAR_DESCRIPTOR = 512
+"""The usual limit is 1,024.  Few scripts have so many files open."""
+
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def private(path: str, flags: int) -> int:
     """Opener for `open`: a new file is its owner's alone.  Raises OSError."""
     return os.open(path, flags, PRIVATE)
+
+
+def private_for_long(path: str, flags: int) -> int:
+    """Opener for `open`, of a private file that stays open in a process of the user."""
+    return clear_of_scripts(private(path, flags))
+
+
+def clear_of_scripts(descriptor: int) -> int:
+    """Takes a descriptor; returns one of the same file with a number that scripts do not meet.
+
+    A script that closes a number twice, or all small ones, would close ours.  The next file that
+    it opens would get that number, and what we write would go into it.  Under a small limit of
+    open files the number stays as it is.
+    """
+    if descriptor >= FIRST_CLEAR_DESCRIPTOR:
+        return descriptor
+    try:
+        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, FIRST_CLEAR_DESCRIPTOR)
+    except OSError:
+        return descriptor
+    os.close(descriptor)
+    return moved
+
+
+def socket_clear_of_scripts(sock: socket.socket) -> socket.socket:
+    """Takes a socket; returns it with such a number."""
+    return socket.socket(fileno=clear_of_scripts(sock.detach()))
 
 
 def readable(path: str, flags: int) -> int:

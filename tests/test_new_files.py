@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -105,3 +106,23 @@ def test_a_run_under_a_umask_of_zero_opens_nothing(
     assert {name: oct(bits) for name, bits in private.items() if bits & 0o077} == {}
     assert found["report.html"] == 0o644
     assert any(name.endswith("COMMIT") for name in found)
+
+
+def test_a_descriptor_keeps_clear_of_scripts_where_the_limit_lets_it(tmp_path: Path) -> None:
+    """A small limit of open files leaves the number; what is high already stays."""
+    path = os.fspath(tmp_path / "long")
+    descriptor = new_files.private_for_long(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
+    try:
+        assert descriptor >= new_files.FIRST_CLEAR_DESCRIPTOR
+        assert not os.get_inheritable(descriptor)
+        assert new_files.clear_of_scripts(descriptor) == descriptor
+    finally:
+        os.close(descriptor)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    try:
+        low = os.open(path, os.O_RDONLY)
+        assert new_files.clear_of_scripts(low) == low
+        os.close(low)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

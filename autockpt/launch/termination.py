@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from autockpt import new_files
 from autockpt.launch import owner
 
 WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -77,7 +78,9 @@ class TerminationWatch:
         if not free and self._launcher is None:
             return
         self._closed = False
-        self._reader, self._writer = socket.socketpair()
+        reader, writer = socket.socketpair()
+        self._reader = new_files.socket_clear_of_scripts(reader)
+        self._writer = new_files.socket_clear_of_scripts(writer)
         self._writer.setblocking(False)
         if free:
             descriptor = self._writer.fileno()
@@ -119,7 +122,7 @@ class TerminationWatch:
         looked_at = self._launcher
         if looked_at is not None:
             with contextlib.suppress(OSError, AttributeError):
-                process = os.pidfd_open(looked_at)
+                process = new_files.clear_of_scripts(os.pidfd_open(looked_at))
                 poll.register(process, select.POLLIN)
         while True:
             wait_s = LOOK_S if looked_at is not None and process is None else None

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CASES = Path(__file__).resolve().parent
-LIMIT_S = 300.0
+LIMIT_S = 600.0
 """Longest time (s) that one case may take."""
 TAIL_LINES = 30
 """Lines of output that are shown of a case that failed."""

@@ -60,7 +60,7 @@ def connect(run_directory: str, node: int, *, timeout_s: float = 5.0) -> Connect
     except OSError:
         sock.close()
         raise
-    return Connection(sock)
+    return Connection(new_files.socket_clear_of_scripts(sock))
 
 
 def ensure_keeper(run_directory: str, node: int, *, checkpoints: str) -> None:

@@ -455,7 +455,7 @@ class Connection:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 got = array.array("i")
                 got.frombytes(payload[: len(payload) - len(payload) % got.itemsize])
-                self._descriptors.extend(got)
+                self._descriptors.extend(new_files.clear_of_scripts(fd) for fd in got)
         if not data:
             raise EOFError("peer closed the connection")
         if len(self._descriptors) > MAX_DESCRIPTORS:

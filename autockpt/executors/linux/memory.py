@@ -208,7 +208,7 @@ def create_memfd(name: str) -> int:
     fd = int(_libc.memfd_create(os.fsencode(name), _MFD_CLOEXEC | _MFD_ALLOW_SEALING))
     if fd < 0:
         raise OSError(ctypes.get_errno(), f"memfd_create: {os.strerror(ctypes.get_errno())}")
-    return fd
+    return new_files.clear_of_scripts(fd)
 
 
 def seal(fd: int) -> None:

@@ -26,7 +26,7 @@ class TelemetryWriter:
         with contextlib.suppress(OSError):
             new_files.make_directory(os.path.dirname(path), new_files.PRIVATE_DIRECTORY)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            self._fd = new_files.private(path, flags)
+            self._fd = new_files.private_for_long(path, flags)
         self.listener: Callable[[Event], None] | None = None
         """Also told of every event (the online controller)."""
         self._lines: queue.SimpleQueue[Event | threading.Event | None] = queue.SimpleQueue()

@@ -69,7 +69,7 @@ class Recorder:
         for old in found[: max(0, len(found) - KEPT + 1)]:
             old.unlink(missing_ok=True)
         path = self._folder / f"{number:06d}.jsonl"
-        self._file = open(path, "w", encoding="utf-8", opener=new_files.private)  # noqa: SIM115 - open as long as it is written
+        self._file = open(path, "w", encoding="utf-8", opener=new_files.private_for_long)  # noqa: SIM115 - open as long as it is written
         self._written = 0
 
 

@@ -23,7 +23,7 @@ def answer_with_stacks(run_directory: str, rank: int) -> None:
     if is_caught(os.getpid()):
         return
     path = path_of(run_directory, rank)
-    file = open(path, "ab", buffering=0, opener=new_files.private)  # noqa: SIM115 - for good
+    file = open(path, "ab", buffering=0, opener=new_files.private_for_long)  # noqa: SIM115
     faulthandler.register(SIGNAL, file=file, all_threads=True)
 
 
