@@ -85,7 +85,7 @@ endings: $(VENV)/.ready  ## signal x when x launcher x tier x grace, with real p
 cases: $(VENV)/.ready  ## jobs as users write them, each with what must hold (tests/cases/README.md)
 	$(PY) -m tests.cases
 
-prose: $(VENV)/.ready  ## count what breaks the rules of prose; write counts that fell
+prose: $(VENV)/.ready  ## show the sentences that break a rule of prose
 	$(PY) -m tests.test_prose
 
 docs: $(VENV)/.ready  ## write what comes from code, then build the site into docs/_build
