@@ -107,9 +107,9 @@ def attach(
     handler = signal.getsignal(signal.SIGTERM)
     made: list[Any] = []
 
-    def make(**arguments: Any) -> Any:
+    def make(*objects: Any, **arguments: Any) -> Any:
         monkeypatch.setenv("AUTOCKPT_LAUNCH_ID", f"test-{os.getpid()}-{next(_launches)}")
-        session = autockpt.attach(**arguments)
+        session = autockpt.attach(*objects, **arguments)
         made.append(session)
         return session
 
