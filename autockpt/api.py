@@ -59,17 +59,18 @@ def attach(
     With `missing="ok"` so does each tensor that one side lacks.  A restart goes on from its own
     checkpoint and does not look at the source.
 
-    For adapters of frameworks (docs/adapters.md): `extra()` gives counters as JSON can hold them,
-    which a restart finds in `ckpt.restored.extra`.  With `restore="tensors"` the random state is
-    put back by `ckpt.finish_restore()`, and the adapter sees to the place of loop and data.
+    For adapters of frameworks (docs/howto/frameworks/adapters.md): `extra()` gives counters as JSON
+    can hold them, which a restart finds in `ckpt.restored.extra`.  With `restore="tensors"`
+    `ckpt.finish_restore()` puts the random state back, and the adapter sees to the place of loop
+    and data.
 
     `run_dir` is the directory of the run, without it `runs/<name of the script>` where the job is
-    started.  The run that is there is resumed if it is of the same job (docs/jobs.md).  Another job
-    gets a run of its own beside it and prints that.  With `fresh` a new one begins beside the run's
-    checkpoints.  `run_dir` and `goal` matter without `autockpt run`, which brings its own.  Every
-    further attach of a process is a run of its own, in `attach-2`, `attach-3`, ... within that
-    directory; with a `run_dir` that it had before it goes on with that run.  A session without a
-    name that is still open ends there.
+    started.  The run that is there is resumed if it is of the same job (docs/howto/launch/jobs.md).
+    Another job gets a run of its own beside it and prints that.  With `fresh` a new one begins
+    beside the run's checkpoints.  `run_dir` and `goal` matter without `autockpt run`, which brings
+    its own.  Every further attach of a process is a run of its own, in `attach-2`, `attach-3`, ...
+    within that directory; with a `run_dir` that it had before it goes on with that run.  A session
+    without a name that is still open ends there.
 
     Raises ConfigError for anything that cannot be saved safely, naming it, and DirectoryBusyError
     when another live run owns the directory.  Under `autockpt profile`, and in a worker process

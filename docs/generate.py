@@ -208,7 +208,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/metrics.md": metrics,
     "reference/environment.md": environment,
     "reference/python.md": python_api,
-    "reference/targets.md": targets,
+    "benchmarks/targets.md": targets,
 }
 """Whole pages, by their path under docs/."""
 
@@ -259,7 +259,10 @@ def write() -> None:
     """Write what comes from the code or from results."""
     for path, page in PAGES.items():
         (DOCS / path).write_text(page(), encoding="utf-8")
-    for file, chosen in ((ROOT / "README.md", contest.README), (DOCS / "benchmarks.md", ())):
+    for file, chosen in (
+        (ROOT / "README.md", contest.README),
+        (DOCS / "benchmarks" / "benchmarks.md", ()),
+    ):
         file.write_text(with_engine_table(file.read_text("utf-8"), chosen), encoding="utf-8")
     for file in sorted(DOCS.glob("**/*.md")):
         before = file.read_text("utf-8")

@@ -1,10 +1,11 @@
 """The walls of the house: which room may import what, read from the source without importing it.
 
-`ROOMS` is the import table of `docs/design.md`, with the reason for each row.  The longest row that
-fits a module judges it.  Every import counts: `import` and `from`, relative ones, those inside
-functions and under TYPE_CHECKING, and `import_module("name")`.  Three rules cross the rooms: the
-keeper's process never loads torch, some constructs are banned, and modules form no import cycle.
-The second half feeds the checker synthetic trees, so that it is known to fail when it should.
+`ROOMS` is the import table of `docs/concepts/design.md`, with the reason for each row.  The longest
+row that fits a module judges it.  Every import counts: `import` and `from`, relative ones, those
+inside functions and under TYPE_CHECKING, and `import_module("name")`.  Three rules cross the rooms:
+the keeper's process never loads torch, some constructs are banned, and modules form no import
+cycle.  The second half feeds the checker synthetic trees, so that it is known to fail when it
+should.
 """
 
 import ast

@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 TEXT = "\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
-KEYS_DOCUMENT = ROOT / "docs" / "policy_files.md"
+KEYS_DOCUMENT = ROOT / "docs" / "howto" / "policy_files.md"
 RUNS_JOBS = ("run", "profile", "tune", "doctor", "drill", "archive-eval", "restore")
 """Commands that take longer than a test may: their command lines are parsed, not run."""
 
@@ -217,7 +217,7 @@ def test_every_room_is_on_the_map() -> None:
     """The tables of CONTRIBUTING and of the design have every package that is a room."""
     edges = {"cli", "profiling", "session", "integrations"}
     rooms = {path.parent.name for path in ROOT.glob("autockpt/*/__init__.py")} - edges
-    for path in (ROOT / "CONTRIBUTING.md", ROOT / "docs" / "design.md"):
+    for path in (ROOT / "CONTRIBUTING.md", ROOT / "docs" / "concepts" / "design.md"):
         text = path.read_text(encoding="utf-8")
         missing = [room for room in sorted(rooms) if not re.search(rf"^\| `{room}/?`", text, re.M)]
         assert missing == [], f"{path.name} does not show {missing}"
@@ -249,6 +249,27 @@ def test_tests_named_in_documents_exist() -> None:
     """A document that says where something is tested names a file that is there."""
     named_files = set(re.findall(r"\btests/[\w/]+\.py\b", TEXT))
     assert [name for name in sorted(named_files) if not (ROOT / name).is_file()] == []
+
+
+def test_pages_named_in_the_sources_exist() -> None:
+    """A message, a comment or a document that names a page names one that is there."""
+    sources = [path for room in ("autockpt", "benchmarks", "tests", "examples", "docs")
+               for path in (ROOT / room).glob("**/*.py")]  # fmt: skip
+    sources += [path for path in DOCUMENTS if path.name != "CHANGELOG.md"]
+    text = "".join(path.read_text(encoding="utf-8") for path in sources)
+    named_pages = set(re.findall(r"(?<![\w/.])docs/[\w/-]+\.md\b", text))
+    assert len(named_pages) > 20
+    assert [name for name in sorted(named_pages) if not (ROOT / name).is_file()] == []
+
+
+def test_folders_of_the_site_are_rooms() -> None:
+    """Each section is a folder with at most a dozen pages; records of decisions are numbered."""
+    for folder in [
+        ROOT / "docs",
+        *(path for path in ROOT.glob("docs/**/") if "_build" not in str(path)),
+    ]:
+        names = [path.name for path in folder.iterdir() if not path.name.startswith(("_", "."))]
+        assert len(names) <= 12 or folder.name == "decisions", f"{folder}: {len(names)} entries"
 
 
 def test_package_shows_the_readme() -> None:
@@ -312,7 +333,7 @@ def machine_paths() -> set[str]:
 def test_the_tables_of_codecs_are_those_of_the_results(results: str) -> None:
     """Made by benchmarks/compression/table.py from the files that stand beside them."""
     rows = json.loads((ROOT / "benchmarks" / "results" / f"{results}.json").read_text())["rows"]
-    assert table(rows) in (ROOT / "docs" / "compression.md").read_text("utf-8")
+    assert table(rows) in (ROOT / "docs" / "concepts" / "compression.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("path", generate.PAGES)
@@ -325,7 +346,10 @@ def test_pages_of_the_reference_are_those_of_the_code(path: str) -> None:
 
 def test_the_comparison_is_the_one_of_the_results() -> None:
     """README and benchmarks show the table of benchmarks/results/engine.json and nothing else."""
-    for path, chosen in ((README, README_SYSTEMS), (ROOT / "docs" / "benchmarks.md", ())):
+    for path, chosen in (
+        (README, README_SYSTEMS),
+        (ROOT / "docs" / "benchmarks" / "benchmarks.md", ()),
+    ):
         text = path.read_text("utf-8")
         assert text == generate.with_engine_table(text, chosen)
         assert "DLRover Flash Checkpoint | 1.06" in text

@@ -28,7 +28,7 @@ NOUN_CLAUSES = re.compile(
 PASSIVES = re.compile(r"\b(?:is|are|was|were|be|been) (?:said|told|heard)\b", re.IGNORECASE)
 """A program logs, reports or receives."""
 
-GLOSSARY = ROOT / "docs" / "glossary.md"
+GLOSSARY = ROOT / "docs" / "concepts" / "glossary.md"
 
 
 def replaced_words() -> list[str]:

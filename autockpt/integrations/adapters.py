@@ -38,7 +38,7 @@ ADAPTERS = (
         packages=("ray",), calls=("TorchTrainer",),
         line="ckpt = autockpt.integrations.ray.attach(model=model, optimizer=optimizer, "
         "data=loader)",
-        where="in the train loop, on all workers; docs/frameworks/ray.md shows the loop",
+        where="in the train loop, on all workers; docs/howto/frameworks/ray.md shows the loop",
     ),
     Adapter(
         framework="Lightning Trainer", module="lightning", extra="lightning",
@@ -51,7 +51,7 @@ ADAPTERS = (
         packages=("lightning", "lightning_fabric"), calls=("Fabric",),
         line="ckpt = autockpt.integrations.lightning.attach({name}, "
         '{{"model": model, "optimizer": optimizer}})',
-        where="behind {name}.setup(...); docs/lightning.md shows the loop",
+        where="behind {name}.setup(...); docs/howto/frameworks/lightning.md shows the loop",
     ),
     Adapter(
         framework="Ignite Engine", module="ignite", extra="ignite",

@@ -24,7 +24,7 @@ class GivenLaunch:
     """Kept over the restarts of one job; how many there were is written down by rank 0."""
     job: str = ""
     """Name of the training: a start with another name is another job; "": script and arguments say
-    it, as docs/jobs.md tells."""
+    it, as docs/howto/launch/jobs.md tells."""
     run_dir: str = ""
     """The directory of the run, where `attach` names none; "": it has the name of the script."""
     node: int | None = None

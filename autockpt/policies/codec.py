@@ -22,7 +22,7 @@ is a disk save, because then the previous save is still in its slot.  The interv
 the one of the measurement, because differences grow with time.  The chain of bases is as long as a
 restore may take for it.
 
-Source: docs/policy.md, "Codec"; Buzen 1973, closed queueing networks, for B.
+Source: docs/concepts/policy.md, "Codec"; Buzen 1973, closed queueing networks, for B.
 """
 
 import math

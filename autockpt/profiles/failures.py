@@ -7,7 +7,7 @@ Exposure is training time: failures while idle do not count, and runs that ended
 exposure.  `evidence` counts and fades.  The shares of the classes, and the number of nodes lost
 together, are Dirichlet-distributed.  Events are added to their weights.
 
-Source: docs/policy.md, "Unknown failure rates".
+Source: docs/concepts/policy.md, "Unknown failure rates".
 """
 
 import math

@@ -159,7 +159,7 @@ def lossy(facts: Facts) -> Finding | None:
         title=f"LOSSY: step {first.step} was restored from a lossy archive",
         evidence=f"checkpoint {first.generation}: {first.lost}",
         fix="go on from a lossless checkpoint where one is left; else read the quality figures of "
-        "docs/compression_lossy.md before comparing this run with others",
+        "docs/internals/compression_lossy.md before comparing this run with others",
     )
 
 

@@ -1,4 +1,4 @@
-"""Meaning of a run's exit code, and the next step: the table of `docs/exit_codes.md`.
+"""Meaning of a run's exit code, and the next step: the table of `docs/reference/exit_codes.md`.
 
 Codes of errors are `exit_code` in `values/errors.py`, those below 64 and above 127 are usual ones.
 91 to 95 are autockpt's own: no other program of a training is known to use them.

@@ -1,7 +1,7 @@
 """A checkpoint's identity: every message, file and digest carries it.
 
-Source: protocol notes in docs/design.md.  After a rollback the same step is trained again with
-other data, so the step alone identifies nothing: the term goes with it.
+Source: protocol notes in docs/concepts/design.md.  After a rollback the same step is trained again
+with other data, so the step alone identifies nothing: the term goes with it.
 """
 
 import re

@@ -2,8 +2,8 @@
 
 A field made by `key(...)` is a row of the table of policy keys.  It gives the key, its kind (unit
 and range), its text and its default.  `policies.policy_file` reads policies by these rows.  The
-JSON schema, the starter file and the table in docs/policy_files.md (`make docs`) come from them.
-A new key is a row here and the code that uses the field.
+JSON schema, the starter file and the table in docs/howto/policy_files.md (`make docs`) come from
+them.  A new key is a row here and the code that uses the field.
 """
 
 from dataclasses import dataclass, replace
@@ -109,14 +109,18 @@ class Pins:
         more="Only where the file system takes it and states no alignment larger than a page",
     )
     codec: Codec | None = key(
-        "disk.codec", Words(Codec), "lossless compression", more="See [compression](compression.md)"
+        "disk.codec",
+        Words(Codec),
+        "lossless compression",
+        more="See [compression](../concepts/compression.md)",
     )
     schedule: Copying | None = key(
         "staging.schedule",
         Words(Copying),
         "copied under the next forward and backward, inside the boundary, or in a pipeline's gaps",
         more=(
-            "Gaps are used as far as they take the copy ([bubbles.md](bubbles.md)). `auto`: the "
+            "Gaps are used as far as they take the copy "
+            "([bubbles.md](../concepts/bubbles.md)). `auto`: the "
             "cheapest, compared again in the run where there are gaps"
         ),
     )
@@ -176,7 +180,7 @@ class RedundancyWish:
         "redundancy.placement",
         Words(Arrangement),
         "replicas: which nodes hold whose copies",
-        more="See [redundancy.md](redundancy.md)",
+        more="See [redundancy.md](../concepts/redundancy.md)",
     )
     set_size: int | None = key(
         "redundancy.set_size", Count(2, 256), "xor, rs: most nodes of a parity set"
@@ -201,7 +205,8 @@ class RedundancyWish:
         Words(PeerSchedule),
         "copies leave beside the training at that rate, or while its own traffic is silent",
         more=(
-            "`windows` has no rate and takes as much as the gaps do ([bubbles.md](bubbles.md)). "
+            "`windows` has no rate and takes as much as the gaps do "
+            "([bubbles.md](../concepts/bubbles.md)). "
             "`auto`: in windows where snapshots wait for them too, or where the rate would be cut "
             "and windows take a tenth of a copy"
         ),
@@ -341,7 +346,10 @@ class Retention:
         "keep.best",
         Count(1),
         "beyond the newest, so many with the best value of `keep.metric`",
-        more="Scripts report values by `ckpt.report` ([keeping.md](keeping.md)). `auto`: none",
+        more=(
+            "Scripts report values by `ckpt.report` "
+            "([keeping.md](../howto/keeping.md)). `auto`: none"
+        ),
         default=0,
     )
     metric: str = key(
@@ -371,7 +379,10 @@ class RestartWish:
         "failures.stuck",
         Words(Stuck),
         "a rank that makes no progress is written down as an incident, or also ended",
-        more="The launcher restarts an ended rank ([restart.md](restart.md)). `auto`: `warn`",
+        more=(
+            "The launcher restarts an ended rank "
+            "([restart.md](../concepts/restart.md)). `auto`: `warn`"
+        ),
     )
     rollback: Rollback | None = key(
         "failures.rollback",
@@ -379,7 +390,7 @@ class RestartWish:
         "after NaN in the state or a jump of the loss, back to the last good checkpoint",
         more=(
             "`repeat` trains on the same data again, `skip` leaves out the data up to the spike "
-            "([restart.md](restart.md#going-back-after-a-spike)). `auto`: `off`"
+            "([restart.md](../concepts/restart.md#going-back-after-a-spike)). `auto`: `off`"
         ),
     )
     replicas: OnDispute | None = key(
@@ -389,7 +400,7 @@ class RestartWish:
         more=(
             "`mark`: such a checkpoint is kept and not restored by itself; `restore`: the training "
             "also goes back to the last one on which all agreed "
-            "([restart.md](restart.md#replicas-that-disagree)). `auto`: `off`"
+            "([restart.md](../concepts/restart.md#replicas-that-disagree)). `auto`: `off`"
         ),
     )
     standby: OnOff | None = key(
@@ -397,7 +408,8 @@ class RestartWish:
         Words(OnOff),
         "a parked process per rank, its imports done, takes the rank's place at a restart",
         more=(
-            "See [restart.md](restart.md). `auto`: where three times its memory is left; `on`: "
+            "See [restart.md](../concepts/restart.md). "
+            "`auto`: where three times its memory is left; `on`: "
             "where it fits"
         ),
     )
@@ -407,7 +419,7 @@ class RestartWish:
         "after the death of one rank of a node, the others save the boundary that they hold",
         more=(
             "Where they hold all that the dead rank held, in host memory "
-            "([restart.md](restart.md#nothing-lost-when-a-rank-dies)). `auto`: `off`"
+            "([restart.md](../concepts/restart.md#nothing-lost-when-a-rank-dies)). `auto`: `off`"
         ),
     )
     caches: OnOff | None = key(
@@ -415,7 +427,8 @@ class RestartWish:
         Words(OnOff),
         "compiled code of the ranks is kept in the run directory, for the next start",
         more=(
-            "A variable that you have set stays ([restart.md](restart.md#compiled-code)). "
+            "A variable that you have set stays "
+            "([restart.md](../concepts/restart.md#compiled-code)). "
             "`auto`: where a restart may be on another machine"
         ),
     )
@@ -458,7 +471,7 @@ class RemoteWish:
         "remote.url",
         StoreUrl(),
         "good checkpoints are copied there, and brought back where the directory lacks them",
-        more="See [remote.md](remote.md). `auto`: there are no copies",
+        more="See [remote.md](../howto/remote.md). `auto`: there are no copies",
     )
     keep_last: int = key(
         "remote.keep", Count(1), "newest good copies that stay there; 3 by default", default=3

@@ -1,4 +1,4 @@
-"""Are two starts the same job?  One rule, for runs and profiles, told in docs/jobs.md.
+"""Are two starts the same job?  One rule, for runs and profiles, told in docs/howto/launch/jobs.md.
 
 The same job is the same script, the same task of an array, and the same arguments.  Arguments do
 not count if they set the length of training, the place of a rank, the resume, or the output.  How

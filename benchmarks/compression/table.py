@@ -1,4 +1,4 @@
-"""The first table of docs/compression.md, of a result file of benchmarks/codecs.py.
+"""The first table of docs/concepts/compression.md, of a result file of benchmarks/codecs.py.
 
 python -m benchmarks.compression.table benchmarks/results/codecs.json
 """

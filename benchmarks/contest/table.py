@@ -1,4 +1,4 @@
-"""Tables of the README and of docs/benchmarks.md, from a result file of benchmarks/engine.py.
+"""Tables of the README and of docs/benchmarks/benchmarks.md, from results of benchmarks/engine.py.
 
 python -m benchmarks.contest.table benchmarks/results/engine.json [CONTESTANT ...]
 """

@@ -1,4 +1,7 @@
-"""`python -m tests.campaigns.table`: counts of the last full campaign into docs/reliability.md."""
+"""Writes counts of the last full campaign into docs/concepts/reliability.md.
+
+Use: `python -m tests.campaigns.table`.
+"""
 
 import json
 import re
@@ -7,7 +10,7 @@ from typing import Any
 
 from tests.campaigns.framework import ROOT
 
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "docs" / "concepts" / "reliability.md"
 RESULT = ROOT / "benchmarks" / "results" / "campaigns.json"
 _BLOCK = re.compile(r"(<!-- campaigns -->\n).*?(<!-- /campaigns -->)", re.S)
 

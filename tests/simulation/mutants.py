@@ -2,8 +2,8 @@
 
 A mutant overrides one small method of a part of the real machines (or of the storage habits they
 rely on).
-`budget` is the number of seeds, from 0, within which it must be found; docs/protocol.md names the
-mutant beside the rule it proves.
+`budget` is the number of seeds, from 0, within which it must be found;
+docs/internals/protocol.md names the mutant beside the rule it proves.
 """
 
 from collections.abc import Callable, Iterator, Sequence

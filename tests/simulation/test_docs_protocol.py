@@ -1,4 +1,4 @@
-"""docs/protocol.md says what the code does."""
+"""docs/internals/protocol.md says what the code does."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from autockpt.executors.protocol.transitions import TRANSITIONS, markdown
 from tests.simulation.mutants import MUTANTS
 
-PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
+PAGE = Path(__file__).parents[2] / "docs" / "internals" / "protocol.md"
 
 
 def test_the_table_of_the_page_is_the_generated_one() -> None:

@@ -59,7 +59,7 @@ def _pod(environ: Mapping[str, str]) -> list[Finding]:
             what="this is a pod of Kubernetes: memory goes with its container, so checkpoints in "
             "memory serve restarts within the container alone",
             fix="a volume for the run directory, terminationGracePeriodSeconds above the time of "
-            "one checkpoint, a memory limit of 2 to 3 states (docs/kubernetes.md)",
+            "one checkpoint, a memory limit of 2 to 3 states (docs/howto/launch/kubernetes.md)",
         )
     ]
 
@@ -79,7 +79,7 @@ def _job(environ: Mapping[str, str]) -> list[Finding]:
             status="note",
             what=f"{job}: Slurm ends every process of a step with it, keepers and their memory too",
             fix="one launcher a node restarts ranks within the step: srun --ntasks-per-node=1 "
-            "autockpt run --nproc-per-node N (docs/slurm.md)",
+            "autockpt run --nproc-per-node N (docs/howto/launch/slurm.md)",
         )
     ]
 

@@ -83,7 +83,7 @@ def advice(path: str) -> str:
             f"    {EXAMPLE[0]}\n"
             f"    {EXAMPLE[1]}  # without a DataLoader: for step in ckpt.steps(total_steps):\n\n"
             "autockpt: loops of another shape: ckpt.step() at the end of each iteration\n"
-            "autockpt: (docs/loops.md).\n"
+            "autockpt: (docs/howto/loops.md).\n"
         )
     width = max(len(line.text) for line in found.lines)
     count = {1: "this line protects", 2: "two lines protect"}
@@ -98,7 +98,7 @@ def _adapter_line(adapter: Adapter, name: str) -> str:
     line, where = adapter.line.format(name=name), adapter.where.format(name=name)
     return (
         f"autockpt: it trains with {adapter.framework}. `import autockpt` at the top and one line "
-        f"protect it,\nautockpt: {where} (docs/adapters.md):\n\n    {line}\n\n"
+        f"protect it,\nautockpt: {where} (docs/howto/frameworks/adapters.md):\n\n    {line}\n\n"
     )
 
 

@@ -28,8 +28,8 @@ SCRIPT = """\
 # then and ends with exit code 75.
 #SBATCH --signal=USR1@{notice}
 
-# The run directory must be on storage that all nodes see (docs/storage.md).  A requeued job keeps
-# its number, so it finds its own run; a fixed name goes on with one run in each new job.
+# The run directory must be on storage that all nodes see (docs/howto/storage.md).  A requeued job
+# keeps its number, so it finds its own run; a fixed name goes on with one run in each new job.
 RUN_DIR="${{RUN_DIR:-runs/{stem}-$SLURM_JOB_ID}}"
 
 # --kill-on-bad-exit=0 --no-kill: when one node ends, the step does not end the launchers and the
@@ -40,7 +40,7 @@ srun --kill-on-bad-exit=0 --no-kill --cpus-per-task="$SLURM_CPUS_PER_TASK" \\
 code=$?
 
 # 75: a signal announced the end, and all that was trained is durable.
-# Other codes need a look, such as 93: restarts came no further (docs/exit_codes.md).
+# Other codes need a look, such as 93: restarts came no further (docs/reference/exit_codes.md).
 if [ "$code" -eq 75 ]; then
     scontrol requeue "$SLURM_JOB_ID"
 fi

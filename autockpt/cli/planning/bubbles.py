@@ -45,7 +45,7 @@ def bubbles(console: Console, **options: Any) -> None:
     """Compare pipeline schedules: iteration, gaps, and what of a checkpoint their windows take.
 
     Layers are divided evenly where a profile has no times for such stages. Figures are of the rank
-    with the least room. Definitions: docs/bubbles.md.
+    with the least room. Definitions: docs/concepts/bubbles.md.
     """
     from autockpt.cli.planning import bubbles_text
 

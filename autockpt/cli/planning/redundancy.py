@@ -9,7 +9,7 @@ EXAMPLES = """
 autockpt redundancy --nodes 64
 autockpt redundancy --domains racks.csv                  # node,power,rack: what of it may be lost
 autockpt redundancy --profile runs/train-20260101-120000 # with the losses that it knows of
-autockpt redundancy --markdown                           # the table of docs/redundancy.md
+autockpt redundancy --markdown                           # the table of docs/concepts/redundancy.md
 """
 
 

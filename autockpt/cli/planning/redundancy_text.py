@@ -77,7 +77,7 @@ def columns(rows: Sequence[SchemeRow]) -> tuple[list[str], list[list[str]]]:
 
 
 def markdown(rows: Sequence[SchemeRow]) -> str:
-    """The table of docs/redundancy.md."""
+    """The table of docs/concepts/redundancy.md."""
     headers, cells = columns(rows)
     lines = [headers, ["---"] * len(headers), *cells]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -56,7 +56,7 @@ def simulate(console: Console, **options: Any) -> None:
     """Compare strategies on the same failures: goodput, lost work, and where jobs came back from.
 
     Without --profile the job is described by its iteration, its state and its bandwidths.
-    Definitions and validity: docs/simulation.md.
+    Definitions and validity: docs/internals/simulation.md.
     """
     from autockpt.cli.planning import simulation_input, simulation_text
     from autockpt.tuner.simulation.compare import compare

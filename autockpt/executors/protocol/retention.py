@@ -7,7 +7,7 @@ expire the last good one.  Behind an error that is noticed late one more is kept
 the best by a metric, one per distance, and each that a person has pinned.  Of the unread ones the
 best stay as well.
 
-Source: docs/protocol.md, rule 10.
+Source: docs/internals/protocol.md, rule 10.
 """
 
 import contextlib

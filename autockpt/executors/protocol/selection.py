@@ -6,7 +6,7 @@ generation it began from.  Following parents from the newest term gives the *cha
 is eligible if its term stands on the chain and it is not newer than the point where the chain left
 that term.  All others are abandoned for ever.
 
-Source: docs/protocol.md, rules 5 to 8.
+Source: docs/internals/protocol.md, rules 5 to 8.
 """
 
 import itertools

@@ -1,7 +1,7 @@
 """The phases of both machines, of a slot and of a save, as one table.
 
-docs/protocol.md prints it (`markdown`), the machines are checked against it (`moved`), and the
-simulator counts that every row is walked: three readers, one truth.  No rule lives here.
+docs/internals/protocol.md prints it (`markdown`), the machines are checked against it (`moved`),
+and the simulator counts that every row is walked.  No rule lives here.
 """
 
 from dataclasses import dataclass
@@ -199,7 +199,7 @@ def moved(actor: Actor, source: str, target: str) -> None:
 
 
 def markdown() -> str:
-    """The table as docs/protocol.md shows it."""
+    """The table as docs/internals/protocol.md shows it."""
     lines = ["| who | from | to | when | tells |", "|---|---|---|---|---|"]
     for row in TRANSITIONS:
         sources = "any" if ", ".join(row.sources) == _ANY else ", ".join(row.sources)

@@ -10,7 +10,7 @@
             ckpt.step()
     ckpt.close()
 
-The page docs/lightning.md tells more.
+The page docs/howto/frameworks/lightning.md tells more.
 """
 
 from collections.abc import Iterator, MutableMapping

@@ -11,7 +11,7 @@ training time.  D is the time to detect and restart.
 c is paid in all the time that is not lost at failures.  A failure may also strike while the job
 recovers from the last one, hence the product.  It is c + f where both are small, and never above 1.
 
-Source: docs/policy.md, "The waste rate"; the exact form of one level is in `renewal`.
+Source: docs/concepts/policy.md, "The waste rate"; the exact form of one level is in `renewal`.
 """
 
 import math

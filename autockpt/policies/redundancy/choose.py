@@ -9,7 +9,7 @@ in memory costs an exchange.  For one more copy that is the rule
 and parity wins where its memory fits and that of copies does not.  The path is chosen before, by
 sqrt(2 (s + sigma P) Lambda) + Lambda (P + R).
 
-Source: docs/redundancy.md, "When it is worth it".
+Source: docs/concepts/redundancy.md, "When it is worth it".
 """
 
 import math

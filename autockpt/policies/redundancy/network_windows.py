@@ -6,7 +6,7 @@
 `iterations` is the number a copy may take.  The rank with the least room decides.  `auto` waits
 for windows where snapshots do.  It also waits where an exchange slows the training so that the rate
 would be cut, if windows take a tenth of it.  Source: Gemini (SOSP'23) for the partition of traffic;
-docs/bubbles.md.
+docs/concepts/bubbles.md.
 """
 
 from dataclasses import replace

@@ -10,7 +10,7 @@ is not written, or the policy is refused.  Of what fits, the least money decides
 are known, and else the least waste: price_disk alone decides between equals.  `keep.every` keeps
 more with every month, which no quota holds for ever: the plan says how long this one does.
 
-Source: docs/policy.md, "Room on storage".
+Source: docs/concepts/policy.md, "Room on storage".
 """
 
 from collections.abc import Sequence

@@ -74,7 +74,7 @@ def refusal(step: int, framework: str | None, *, unused_loader: bool) -> str:
     return (
         f"refused: the state was resumed at step {step}, but {_why(framework, unused_loader)}; "
         f"nothing was trained. {_WHAT_TO_DO}, or begin anew with --fresh or attach(fresh=True) "
-        "(exit code 91, docs/exit_codes.md)"
+        "(exit code 91, docs/reference/exit_codes.md)"
     )
 
 

@@ -1,6 +1,6 @@
 """Where the training stands: loaders and their positions, counters of a framework, random state.
 
-docs/adapters.md says which moment is the right one.
+docs/howto/frameworks/adapters.md says which moment is the right one.
 """
 
 import copy

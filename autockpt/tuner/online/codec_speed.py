@@ -5,7 +5,7 @@
         refused    they are not: raw bytes again, until the storage is twice as slow as then
         given up   encoded ones are durable so soon that on such a storage no codec pays
 
-Source: docs/policy.md, "Online re-tuning".
+Source: docs/concepts/policy.md, "Online re-tuning".
 """
 
 from dataclasses import dataclass, replace

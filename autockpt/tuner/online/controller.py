@@ -8,7 +8,7 @@ events and questions give the same proposals.  A change passes gates that make i
 gain, dead-band, dwell, no save under way.  A cost that jumped does not dwell, emergencies pass
 fewer gates still.
 
-Source: docs/policy.md, "Online re-tuning".
+Source: docs/concepts/policy.md, "Online re-tuning".
 """
 
 from dataclasses import replace

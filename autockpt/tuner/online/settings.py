@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerSettings:
-    """Constants of the control loop; the defaults were chosen by simulation (docs/policy.md)."""
+    """Constants of the control loop.  Simulation chose the defaults (docs/concepts/policy.md)."""
 
     observe_only_checkpoints: int = 3
     """Real checkpoints before the first proposal."""

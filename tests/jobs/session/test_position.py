@@ -221,8 +221,10 @@ def test_a_refusal_is_final_and_no_evidence_of_machines() -> None:
 
 
 def test_the_exit_codes_are_those_of_the_page() -> None:
-    """docs/exit_codes.md shows the table."""
-    page = (Path(__file__).parents[3] / "docs" / "exit_codes.md").read_text(encoding="utf-8")
+    """docs/reference/exit_codes.md shows the table."""
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "exit_codes.md").read_text(
+        encoding="utf-8"
+    )
     rows = [f"| {c} | {what} | {do} |" for c, (what, do) in exit_codes.EXIT_CODES.items()]
     assert list(itertools.filterfalse(page.__contains__, rows)) == []
 

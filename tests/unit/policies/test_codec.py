@@ -27,7 +27,7 @@ RATIOS = st.floats(0.5, 50.0)
 def measured(
     name: str = "parameters", ratio: float = 1.22, encode: float = 1.5e9, codec: str = "planes"
 ) -> CodecMeasure:
-    """Planes on fp32 tensors, as docs/compression.md has them."""
+    """Planes on fp32 tensors, as docs/concepts/compression.md has them."""
     return CodecMeasure(
         codec=codec, tensor_class=name, ratio=ratio, encode_bytes_per_s=encode,  # type: ignore[arg-type]
         decode_bytes_per_s=1.6e9, sample_bytes=16 * MIB,

@@ -1,4 +1,4 @@
-"""docs/policy.md names a test for each rule: every one of them is there."""
+"""docs/concepts/policy.md names a test for each rule: every one of them is there."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parents[2]
-DOCUMENT = (TESTS.parent / "docs" / "policy.md").read_text(encoding="utf-8")
+DOCUMENT = (TESTS.parent / "docs" / "concepts" / "policy.md").read_text(encoding="utf-8")
 SOURCE = "\n".join(path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py"))
 NAMED = sorted(set(re.findall(r"\btest_\w+(?:\.py|\*)?", DOCUMENT)))
 

@@ -1,4 +1,4 @@
-"""Which starts are the same job: the matrix of docs/jobs.md."""
+"""Which starts are the same job: the matrix of docs/howto/launch/jobs.md."""
 
 import itertools
 

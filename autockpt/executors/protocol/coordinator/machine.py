@@ -5,7 +5,7 @@ idle until a `RankAttached` reaches it.
 
 Pure: `handle(event)` returns the instructions to carry out, in order.  Here is only the dispatch:
 each concern is a part with a file of its own, and all parts share one `CoordinatorState`.  Theory
-and the rules by number: docs/protocol.md.
+and the rules by number: docs/internals/protocol.md.
 """
 
 from collections.abc import Callable

@@ -6,7 +6,7 @@ something is committed, restored or planned: those are the coordinator's verdict
 
 Pure: `handle(event)` returns the instructions to carry out, in order.  Here is only the dispatch:
 each concern is a part with a file of its own, and all parts share one `NodeState`.  Theory and the
-rules by number: docs/protocol.md.
+rules by number: docs/internals/protocol.md.
 """
 
 from collections.abc import Callable

@@ -169,10 +169,10 @@ def test_any_text_is_read_or_refused_with_a_reason(here: Path, words: list[str],
 def test_the_figures_of_the_document_are_what_its_command_prints(
     capsys: pytest.CaptureFixture[str], here: Path
 ) -> None:
-    """docs/failures.md, below its `$` line."""
+    """docs/howto/failures.md, below its `$` line."""
     (here / "examples").mkdir()
     (here / "examples" / "failures.csv").write_text(CSV.read_text())
-    text = (CSV.parent.parent / "docs" / "failures.md").read_text(encoding="utf-8")
+    text = (CSV.parent.parent / "docs" / "howto" / "failures.md").read_text(encoding="utf-8")
     shown = text.partition("$ autockpt failures examples/failures.csv --nodes 64\n")[2]
     assert run(("failures", "examples/failures.csv", "--nodes", "64")) == 0
     assert capsys.readouterr().out == shown.partition("```")[0]

@@ -19,7 +19,7 @@ TRAIN_JOB = {
     "PET_NNODES": "4", "PET_NPROC_PER_NODE": "8", "PET_NODE_RANK": "3",
     "PET_MASTER_ADDR": "job-node-0-0.job", "PET_MASTER_PORT": "29500",
 }  # fmt: skip
-DOCUMENT = Path(__file__).parents[4] / "docs" / "kubernetes.md"
+DOCUMENT = Path(__file__).parents[4] / "docs" / "howto" / "launch" / "kubernetes.md"
 
 
 def made(environ: dict[str, str], *given: str, **written: Any) -> dict[str, Any]:

@@ -160,7 +160,7 @@ UNTIL_GONE = 'while kill -0 "$(cat srun.pid)" 2>/dev/null; do sleep 0.05; done'
 @pytest.mark.parametrize("then", [UNTIL_GONE, ""], ids=["srun ends before the trap", "after it"])
 def test_the_documented_batch_script_requeues_whenever_srun_ends(tmp_path: Path, then: str) -> None:
     """The code of a `wait` that a signal has ended is not that of srun."""
-    page = (ROOT / "docs" / "slurm.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "howto" / "launch" / "slurm.md").read_text(encoding="utf-8")
     lines = page.partition("passes a signal on like this:\n\n")[2].partition("\n\n")[0]
     environ = with_commands(
         tmp_path,

@@ -14,7 +14,7 @@ from autockpt.run_directory import RunDirectory
 from autockpt.values.profile import Distribution, IterationTrace
 from tests.support.profiles import distribution, example_profile
 
-DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "bubbles.md"
+DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "concepts" / "bubbles.md"
 ITERATIONS, MICROBATCHES = 20, 8
 
 
@@ -36,7 +36,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 
 def test_the_document_shows_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    """The first block of docs/bubbles.md with a command, line by line."""
+    """The first block of docs/concepts/bubbles.md with a command, line by line."""
     block = re.search(
         r"```console\n\$ autockpt (bubbles .*?)\n(.*?)```", DOCUMENT.read_text(), re.S
     )

@@ -10,7 +10,7 @@ from autockpt.cli import app
 from autockpt.run_directory import RunDirectory
 from tests.support.profiles import example_failures, example_profile
 
-DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "redundancy.md"
+DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "concepts" / "redundancy.md"
 
 
 def test_table_in_the_document_is_what_the_command_prints(

@@ -188,7 +188,7 @@ def test_help_begins_with_examples_and_says_where_definitions_stand(
     """As in every command."""
     text = text_of(capsys, "simulate", "--help")
     assert text.startswith("Examples:")
-    assert "docs/simulation.md" in text
+    assert "docs/internals/simulation.md" in text
 
 
 def test_a_page_shows_every_strategy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,8 +210,8 @@ ROOT = Path(__file__).resolve().parents[4]
 
 
 def shown() -> list[tuple[str, str]]:
-    """(command, output) of docs/simulation.md, where an output is shown."""
-    text = (ROOT / "docs" / "simulation.md").read_text(encoding="utf-8")
+    """(command, output) of docs/internals/simulation.md, where an output is shown."""
+    text = (ROOT / "docs" / "internals" / "simulation.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```console\n\$ autockpt (.*)\n((?:.*\n)*?)```$", text, re.M)
     return [(command, output) for command, output in blocks if output]
 

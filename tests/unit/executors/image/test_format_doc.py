@@ -1,4 +1,4 @@
-"""docs/format.md is enough: the reader printed there reads checkpoints of the keeper."""
+"""docs/reference/format.md is enough: the reader printed there reads checkpoints of the keeper."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from tests.unit.executors.checkpoints import commit_images
 from tests.unit.executors.image.test_container import index
 from tests.unit.executors.states import Holder, bytes_of, snapshot, step, trained
 
-PAGE = Path(__file__).resolve().parents[4] / "docs" / "format.md"
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "reference" / "format.md"
 
 
 @pytest.fixture(scope="module")

@@ -207,7 +207,7 @@ def test_requests_that_nobody_hears_are_not_waited_for() -> None:
 
 
 def table() -> str:
-    """The states as docs/protocol.md shows them."""
+    """The states as docs/internals/protocol.md shows them."""
     rows = ["| State | Meaning | Event: next state |", "|---|---|---|"]
     for state, meaning in STATES.items():
         moves = [f"{e}: {target}" for (s, e), target in TRANSITIONS.items() if s == state]
@@ -216,6 +216,6 @@ def table() -> str:
 
 
 def test_the_page_has_the_table_of_the_code() -> None:
-    """docs/protocol.md and `TRANSITIONS` are one table."""
-    text = (Path(__file__).parents[5] / "docs" / "protocol.md").read_text()
+    """docs/internals/protocol.md and `TRANSITIONS` are one table."""
+    text = (Path(__file__).parents[5] / "docs" / "internals" / "protocol.md").read_text()
     assert f"<!-- saves -->\n{table()}<!-- /saves -->" in text
