@@ -5,6 +5,7 @@ Read once from the environment that torchrun, Slurm, `autockpt run` or a plain `
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from autockpt.policies.default_plan import plan_while_measured, plan_without_pro
 from autockpt.profiling.facts.start_decision import Start, decide_start, undecided
 from autockpt.run_directory import RunDirectory
 from autockpt.session.attaches import of_this_process, within
+from autockpt.session.place.called_function import call_arguments
 from autockpt.values import same_job
 from autockpt.values.errors import ConfigError
 from autockpt.values.generation import Generation
@@ -253,15 +255,30 @@ def _goal_within(first: RunDirectory, goal: Goal | None, number: int) -> Goal | 
     return replace(goal, storage_path=path, remote=RemoteWish())
 
 
-def current_identity(ranks: int = 0) -> same_job.Job:
-    """Return the identity of this start, by its script and its arguments; see `job_of`."""
+def current_identity(ranks: int = 0, *, alone: bool = False) -> same_job.Job:
+    """Return the identity of this start, by its script and its arguments; see `job_of`.
+
+    `alone`: this process is no rank of several, so that what it was called with tells trainings
+    apart, and not ranks.
+    """
     if (given := given_launch()) is not None and given.job:
         return same_job.Job(script=given.job)
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     first = sys.argv[0] if sys.argv else ""
     script = main or ("" if first in ("", "-", "-c") else first)
     path = os.path.abspath(script) if script else ""
-    return same_job.job_of(path, sys.argv[1:], os.environ, ranks=ranks)
+    called = call_arguments() if alone else ()
+    words = [*sys.argv[1:], *called] if script else [*_typed_code(), *sys.argv[1:], *called]
+    return same_job.job_of(path, words, os.environ, ranks=ranks)
+
+
+def _typed_code() -> list[str]:
+    """The code of `python -c CODE`, as an option."""
+    count = len(sys.argv)
+    before, code = ["", "", *sys.orig_argv][-count - 1 :][:2]
+    if sys.argv[:1] != ["-c"] or not re.fullmatch("-[A-Za-z]*c", before):
+        return []
+    return [f"-c={' '.join(code.split())}"]
 
 
 def _as_text(path: Any) -> str:
@@ -290,14 +307,15 @@ def _placed(path: str, place: RankPlace) -> Placed:
     global _calls
     take = os.environ.get(SAME_JOB) == "1"
     store = None
-    if place.world_size > 1:
-        with contextlib.suppress(ConfigError):
-            store = group_store()
+    with contextlib.suppress(ConfigError):
+        store = group_store()
     _calls += 1
     name = f"autockpt/place/{_calls}"
     if store is None or place.rank == 0:
-        unheard = place.world_size if store is None and place.world_size > 1 else 0
-        placed = put_in(path, current_identity(unheard), take=take)
+        several = place.world_size > 1
+        unheard = place.world_size if store is None and several else 0
+        identity = current_identity(unheard, alone=store is None and not several)
+        placed = put_in(path, identity, take=take)
         if store is not None:
             store.set(name, placed.suffix or "-")
         return placed

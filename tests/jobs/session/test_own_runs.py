@@ -1,13 +1,20 @@
 """Whose run is it?  What `attach` makes of the directory that it was given or has inherited."""
 
+import concurrent.futures
+import functools
+import multiprocessing
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from autockpt.run_directory import RunDirectory
 from autockpt.session import job as job_module
 from autockpt.session.job import Job, current_job
+from autockpt.session.place.called_function import call_arguments
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
 
@@ -46,6 +53,89 @@ def test_processes_of_a_sweep_get_a_run_each(
     assert (second.goal.objective, second.resume_from) == ("durability", None)
     again = started(monkeypatch, "--lr", "2", "--steps", "9")
     assert (again.run_directory, again.goal) == (second.run_directory, second.goal)
+
+
+FORK = multiprocessing.get_context("fork")
+
+
+class Trial(FORK.Process):  # type: ignore[name-defined, misc]
+    """A process that holds its settings."""
+
+    def __init__(self, lr: float, found: Any) -> None:
+        super().__init__()
+        self.lr, self._found = lr, found
+
+    def run(self) -> None:
+        """Attach, as far as the directory goes."""
+        self._found.put(current_job().run_directory)
+
+
+def directory_of(*settings: Any, **more: Any) -> str:
+    """The directory that a training with these settings gets; they count like options."""
+    return current_job().run_directory
+
+
+def told(settings: Any, *, loader: object = None) -> tuple[str, ...]:
+    """What tells this call from others."""
+    return call_arguments()
+
+
+def in_process(call: Callable[[], str]) -> str:
+    """What a call returns in a forked process of its own."""
+    found = FORK.SimpleQueue()
+    process = FORK.Process(target=lambda: found.put(call()))
+    process.start()
+    result: str = found.get()
+    process.join(60)
+    return result
+
+
+def test_arguments_of_a_function_in_a_process_of_its_own_count(tmp_path: Path) -> None:
+    """A process each by closures, a pool and an executor: one command line, a run for each lr."""
+    by_closure = [in_process(functools.partial(directory_of, lr)) for lr in (1e-1, 1e-2, 1e-1)]
+    with FORK.Pool(1) as pool:
+        by_pool = pool.map(directory_of, [1e-1, 1e-2])
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=FORK) as executor:
+        by_executor = list(executor.map(directory_of, [1e-1, 1e-2]))
+    assert by_closure[0] == by_closure[2] != by_closure[1]
+    assert len({*by_pool}) == len({*by_executor}) == 2
+    assert by_pool == by_executor
+    found = FORK.SimpleQueue()
+    trials = [Trial(lr, found) for lr in (1e-1, 1e-2)]
+    for trial in trials:
+        trial.start()
+    assert found.get() != found.get()
+    for trial in trials:
+        trial.join(60)
+
+
+def test_what_says_how_long_or_where_does_not_count_in_a_call(tmp_path: Path) -> None:
+    """As with options: a longer training is the same job, in a dictionary or an object as well."""
+    calls: list[Any] = [
+        {"lr": 1, "epochs": 3}, {"lr": 1, "epochs": 4}, {"lr": 2, "epochs": 4},
+        SimpleNamespace(max_steps=3), SimpleNamespace(max_steps=9),
+    ]  # fmt: skip
+    with FORK.Pool(1) as pool:
+        first, longer, other, steps, more = pool.map(directory_of, calls)
+        assert first == longer != other
+        assert steps == more
+        assert pool.apply(told, ({"lr": 1, "run": [2, None]},), {"loader": object()}) == (
+            "settings.lr=1", "settings.run.0=2", "settings.run.1=None",
+        )  # fmt: skip
+    assert call_arguments() == ()
+
+
+def test_code_on_the_command_line_is_a_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`python -c "train(lr=1)"` and `python -c "train(lr=2)"` are two jobs."""
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    directories = []
+    for code in ("train(lr=1)", "train(lr=2)", " train(lr=1)\n"):
+        monkeypatch.setattr(sys, "argv", ["-c", "--seed", "3"])
+        monkeypatch.setattr(sys, "orig_argv", ["python", "-Ic", code, "--seed", "3"])
+        directories.append(current_job().run_directory)
+    assert directories[0] == directories[2] != directories[1]
 
 
 def test_a_goal_that_a_script_gives_has_places_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
