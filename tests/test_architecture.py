@@ -182,7 +182,7 @@ ROOMS = (
     ),
     Room(
         name="console",
-        rooms=("values",),
+        rooms=("values", "console"),
         libraries=("rich",),
         reason="the one place that writes to a terminal, whoever launches; it knows no room",
     ),

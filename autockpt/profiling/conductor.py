@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import torch
 
 from autockpt import new_files
+from autockpt.console.progress import Progress
 from autockpt.executors.image.container import chunk_digest
 from autockpt.executors.state import own_hooks
 from autockpt.executors.state.live_state import LiveState
@@ -52,7 +53,6 @@ from autockpt.profiling.measure import movers
 from autockpt.profiling.measure.idle_windows import WindowProbe
 from autockpt.profiling.measure.node_probes import NodeProbes
 from autockpt.profiling.pass_through import PassThroughSession
-from autockpt.profiling.progress import Progress
 from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import ConfigError
 from autockpt.values.units import format_bytes, format_duration
@@ -62,9 +62,6 @@ STOP_RAISES = 3
 STOP_GRACE_S = 10.0
 LEAST_STEPS = 2
 """The first iteration has no beginning, so a profile needs a second one."""
-
-# Parts of the progress bar that lie behind the warm-up, the quiet iterations and the probes.
-_WARM, _QUIET, _PROBED = 0.05, 0.2, 0.6
 
 
 class StopTraining(BaseException):
@@ -165,7 +162,8 @@ class Conductor:
             self._roots = self.timer.settle_roots()
             if self._device.type == "cuda":
                 self.timer.ticker = CudaTicker()
-            self._progress.stage(f"warm-up: {self.settings.warmup_steps} iterations", 0.0)
+            self._begin_stage(f"warm-up: {self.settings.warmup_steps} iterations")
+        self._progress.at(step, self.settings.warmup_steps)
         if step == self.settings.warmup_steps - 1:
             self._prove()
         if step >= self.settings.warmup_steps:
@@ -178,8 +176,8 @@ class Conductor:
         self._quiet_total = self._quiet_left = quiet_iterations(
             iteration_s, self.settings, steps_left=self._session.steps_left()
         )
-        self._progress.stage(
-            f"{self._quiet_total} quiet iterations of {format_duration(iteration_s)}", _WARM
+        self._begin_stage(
+            f"{self._quiet_total} baseline iterations of {format_duration(iteration_s)}"
         )
         self.timer.label = "quiet"
         self._until_s = time.monotonic() + self.settings.quiet_limit_s
@@ -192,8 +190,7 @@ class Conductor:
 
     def _quiet(self) -> None:
         self._quiet_left -= 1
-        done = 1.0 - self._quiet_left / self._quiet_total
-        self._progress.at(_WARM + (_QUIET - _WARM) * done)
+        self._progress.at(self._quiet_total - self._quiet_left, self._quiet_total)
         enough = self._quiet_total - self._quiet_left >= self.settings.quiet_steps
         if self._quiet_left == 0 or (enough and self._late(self._until_s)):
             self.timer.label = None
@@ -220,7 +217,7 @@ class Conductor:
         probe = self._interference
         if probe is not None and probe.boundary():
             if probe.rounds < self.settings.rounds_min or not self._late(self._until_s):
-                self._progress.at(_PROBED + (1.0 - _PROBED) * probe.fraction)
+                self._progress.at(probe.fraction * probe.iterations, probe.iterations)
                 return
             probe.abandon()
         elif self._ranks.world_size > 1:
@@ -256,7 +253,7 @@ class Conductor:
         probes.take_memory()
         probes.meet(self._ranks)
         if self._ranks.probes_node:
-            probes.run(lambda what: self._progress.stage(what, _QUIET))
+            probes.run(self._begin_stage)
             probes.remember(self.timer.steps)
 
     def _plan_interference(self) -> None:
@@ -307,7 +304,7 @@ class Conductor:
             steps_left=self._session.steps_left(),
         )
         rounds = 1 + max(unit.round for unit in units)
-        self._progress.stage(f"{rounds} rounds with background work", _PROBED)
+        self._begin_stage(f"{rounds} rounds with background work")
         self._works = self._background(units)
         self._until_s = time.monotonic() + 1.5 * self.settings.interference_s
         self._interference = InterferenceProbe(units, self._works, clock=self._clock())
@@ -409,7 +406,7 @@ class Conductor:
         run = RunDirectory(self.run_dir)
         run.write_profile(assemble(job, self.measured))
         self._progress.close()
-        self._progress.line(
+        self._say(
             f"{run.profile_path} written: {format_bytes(inventory.total_bytes)} of state, "
             f"{self.timer.steps} iterations, "
             f"{format_duration(time.monotonic() - self._began_s)} in all"
@@ -435,8 +432,23 @@ class Conductor:
     @property
     def _progress(self) -> Progress:
         if self._known_progress is None:
-            self._known_progress = Progress(enabled=self._ranks.writes)
+            # The script prints on this terminal, too: a line that is redrawn would break its own.
+            self._known_progress = Progress(
+                "profile", unit="iterations", enabled=self._ranks.writes, beside_script=True
+            )
         return self._known_progress
+
+    def _begin_stage(self, text: str) -> None:
+        """Say what comes next, and begin its progress."""
+        self._say(text)
+        self._progress.stage(f"profile: {text}", unit="iterations")
+
+    def _say(self, text: str) -> None:
+        """One line for the user, on the rank that writes."""
+        if self._ranks.writes:
+            seconds = time.monotonic() - self._began_s
+            with contextlib.suppress(OSError, ValueError):
+                print(f"autockpt profile: {seconds:5.1f} s  {text}", file=sys.stderr, flush=True)
 
     @property
     def _device(self) -> torch.device:

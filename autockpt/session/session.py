@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from autockpt.console.progress import Progress
 from autockpt.executors.keeper import wire
 from autockpt.executors.keeper.hangs.stack_dumps import answer_with_stacks
 from autockpt.executors.keeper.launch import keeper_status
@@ -370,9 +371,10 @@ class Session:
             self._rank.say(job.placed)
         ranks = job.nodes.count(job.node)
         ahead = PrefaultedMemory(job.checkpoints, self._rank.live, job.rank, ranks=ranks)
-        with contextlib.closing(ahead):
+        progress = Progress("restore", enabled=job.rank == 0, beside_script=True)
+        with contextlib.closing(ahead), progress:
             self._client.open()
-            resumed = resume(self._client, self._rank.live, job.checkpoints, ahead)
+            resumed = resume(self._client, self._rank.live, job.checkpoints, ahead, progress.at)
         self._require_memory()
         if resumed.generation is None and self._weights is not None:
             for notice in self._weights.apply(self._rank.live):

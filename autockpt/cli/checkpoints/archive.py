@@ -129,7 +129,8 @@ class _Archiver:
 
         folder = os.path.join(directory, name)
         try:
-            done = add_generation(archive, folder)
+            with self._console.progress(f"archive {name}") as progress:
+                done = add_generation(archive, folder, progress=progress.at)
         except AutockptError as error:
             if not self._request.follow or not self._passes_over(directory, name, error):
                 raise
@@ -179,7 +180,7 @@ class _Archiver:
                 f"{destination} is LOSSY: restored values are close to the trained ones, and "
                 f"not equal; `autockpt archive-eval` measures the difference on your job"
             )
-        self._console.next(f"autockpt ls {destination}")
+        self._console.next(["autockpt", "ls", destination])
         return CorruptCheckpointError.exit_code if self._damaged else 0
 
 
@@ -231,7 +232,8 @@ def bring_back(
             f"{source}: is an archive; make a run of it first: autockpt convert {source} RUN "
             f"--to autockpt, then autockpt convert RUN {destination} --to {target}"
         )
-    done = restore_member(source, destination, generation, force=force)
+    with console.progress("convert") as progress:
+        done = restore_member(source, destination, generation, force=force, progress=progress.at)
     lossy = lossy_of(source, done.generation)
     console.object("convert", {**to_data(done), "lossy": lossy})
     console.result(
@@ -240,7 +242,7 @@ def bring_back(
     )
     if lossy:
         console.warn(f"LOSSY: {lossy}; a training that goes on from it is another one")
-    console.next(f"autockpt run --run-dir {destination} SCRIPT")
+    console.next(["autockpt", "run", "--run-dir", destination, "SCRIPT"])
     return 0
 
 
@@ -266,7 +268,7 @@ def ls(console: Console, path: str) -> None:
             for row in rows
         ),
     )  # fmt: skip
-    console.next(f"autockpt verify {path}")
+    console.next(["autockpt", "verify", path])
 
 
 def _row(archive: "Archive", name: str) -> dict[str, Any]:
@@ -321,13 +323,17 @@ def verify(console: Console, path: str, generation: str | None, *, every: bool) 
     from autockpt.values.units import format_bytes
 
     problems: dict[str, str] = {}
-    with contextlib.closing(Archive(path)) as archive:
-        for name in archive.names() if every else [generation or archive.newest()]:
+    with contextlib.ExitStack() as stack:
+        archive = stack.enter_context(contextlib.closing(Archive(path)))
+        names = archive.names() if every else [generation or archive.newest()]
+        progress = stack.enter_context(console.progress("verify", unit="checkpoints"))
+        for number, name in enumerate(names, start=1):
             try:
                 count = archive.verify(name)
                 console.result(f"ok       {name}: {format_bytes(count)} decoded")
             except CorruptCheckpointError as error:
                 problems[name] = str(error)
                 console.result(f"DAMAGED  {name}: {error}")
+            progress.at(number, len(names))
     console.object("verify", {"archive": path, "ok": not problems, "problems": problems})
     return CorruptCheckpointError.exit_code if problems else 0

@@ -1,8 +1,5 @@
 """`autockpt convert SOURCE DESTINATION --to FORMAT`: into the formats of others, and from them."""
 
-import time
-from collections.abc import Callable
-
 import click
 
 from autockpt.cli.shared.options import Command, common
@@ -18,7 +15,6 @@ autockpt convert weights runs/tuned --to autockpt   # then: autockpt run --run-d
 autockpt convert runs/train-20260101-120000 history --to archive --codec excp   # LOSSY
 autockpt convert history runs/again --to autockpt --generation ckpt-t0001-step-00000400
 """
-PROGRESS_EVERY_S = 5.0
 
 
 @click.command(cls=Command, examples=EXAMPLES)
@@ -104,17 +100,22 @@ def convert(
     if limit <= 0:
         raise ConfigError(f"--max-shard-size {max_shard_size}: must be more than nothing")
     if target == TARGET:
-        with opened(source, generation=generation, rank=rank, whole=True) as found:
+        with (
+            opened(source, generation=generation, rank=rank, whole=True) as found,
+            console.progress("convert") as progress,
+        ):
             done = import_tree(
                 found.tree, destination, lossy=found.lossy, models=found.models,
                 known_nan=found.known_nan, left_out=found.left_out, force=force,
-                progress=told(console),
+                progress=progress.at,
             )  # fmt: skip
     else:
-        done = export(
-            generation_folder(source, generation), destination, target, everything=everything,
-            rank=rank, max_shard_bytes=limit, force=force, progress=told(console),
-        )  # fmt: skip
+        folder = generation_folder(source, generation)
+        with console.progress("convert") as progress:
+            done = export(
+                folder, destination, target, everything=everything,
+                rank=rank, max_shard_bytes=limit, force=force, progress=progress.at,
+            )  # fmt: skip
     console.object("convert", to_data(done))
     console.result(
         f"{done.generation} (step {done.step}) -> {destination}: {done.tensors} tensors, "
@@ -125,26 +126,11 @@ def convert(
     if done.lossy:
         console.warn(f"LOSSY: {done.lossy}; its values differ from the trained ones")
     if target == TARGET:
-        console.next(f"autockpt run --run-dir {destination} SCRIPT")
+        console.next(["autockpt", "run", "--run-dir", destination, "SCRIPT"])
         return None
     if target == "hf":
         console.next(f"trainer.train(resume_from_checkpoint={destination!r})")
         return None
-    only = "" if target == "dcp" or everything else " --only model"
-    console.next(f"autockpt diff {source} {destination}{only}")
+    only = [] if target == "dcp" or everything else ["--only", "model"]
+    console.next(["autockpt", "diff", folder, destination, *only])
     return None
-
-
-def told(console: Console) -> Callable[[int, int], None]:
-    """Says how far it is, now and then."""
-    last_s = time.monotonic()
-
-    def progress(done: int, total: int) -> None:
-        nonlocal last_s
-        if time.monotonic() - last_s >= PROGRESS_EVERY_S:
-            from autockpt.values.units import format_bytes
-
-            last_s = time.monotonic()
-            console.say(f"{format_bytes(done)} of {format_bytes(total)}")
-
-    return progress

@@ -32,7 +32,6 @@ def diff(console: Console, a: str, b: str, only: tuple[str, ...]) -> int:
 
     Exit code 0 when they hold the same, 1 when they differ.  -v lists every difference.
     """
-    from autockpt.cli.checkpoints.convert import told
     from autockpt.executors.storage.directory import lossy_notice
     from autockpt.integrations.tree.diff import compare
     from autockpt.integrations.tree.lazy_tree import tensors_of
@@ -47,15 +46,9 @@ def diff(console: Console, a: str, b: str, only: tuple[str, ...]) -> int:
         for path, source in ((a, from_a), (b, from_b)):
             if source.lossy:
                 console.warn(lossy_notice(path, source.lossy))
-        progress = told(console)
-        total, done = sum(tensor.nbytes for tensor in tensors_of(left)), 0
-
-        def tell(nbytes: int) -> None:
-            nonlocal done
-            done += nbytes
-            progress(done, total)
-
-        found = compare(left, right, tell=tell)
+        total = sum(tensor.nbytes for tensor in tensors_of(left))
+        with console.progress("diff") as progress:
+            found = compare(left, right, tell=lambda nbytes: progress.add(nbytes, total))
     console.object("diff", {"a": a, "b": b, **to_data(found)})
     console.table(
         ("", "equal", "changed", "other", "max difference", "relative"),

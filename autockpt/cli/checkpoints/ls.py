@@ -66,7 +66,7 @@ def ls(console: Console, path: str) -> None:
             for record in records
         ),
     )
-    console.next(f"autockpt show {quoted(path)}   (or: autockpt verify {quoted(path)})")
+    console.next(["autockpt", "show", path], note=f"or: autockpt verify {quoted(path)}")
 
 
 def _list_runs(console: Console, path: str, runs: "list[RunDirectory]") -> None:
@@ -93,7 +93,7 @@ def _list_runs(console: Console, path: str, runs: "list[RunDirectory]") -> None:
             for row in rows
         ],
     )  # fmt: skip
-    console.next(f"autockpt report {quoted(str(runs[-1].path))}")
+    console.next(["autockpt", "report", str(runs[-1].path)])
 
 
 def _notes(record: "GenerationRecord") -> list[str]:

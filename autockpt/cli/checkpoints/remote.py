@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from autockpt import new_files
 from autockpt.console import Console, local_time
+from autockpt.console.progress import Counted
 from autockpt.launch.elastic.signals import told_to_end
 from autockpt.launch.sidecars.sidecar import Sidecar
 from autockpt.run_directory import RunDirectory
@@ -29,7 +30,6 @@ FOLLOW_EVERY_S = 5.0
 """Between two looks at a run that is followed: a listing of its directory."""
 AGAIN_S = 30.0
 """After a store that failed."""
-PROGRESS_EVERY_S = 5.0
 
 
 def is_url(path: str) -> bool:
@@ -134,9 +134,12 @@ class _Copier:
             _require_good(place.directory, name)
         began_s = time.monotonic()
         try:
-            copied = self._copies.push(
-                CheckpointDirectory(place.directory), Generation.from_name(name), self._gate
-            )
+            with self._console.progress(f"push {name}") as progress:
+                size = _stored_bytes(place.directory, name)
+                gate = Counted(progress, total=size, gate=self._gate)
+                copied = self._copies.push(
+                    CheckpointDirectory(place.directory), Generation.from_name(name), gate
+                )
         except NoCheckpointError:
             if last:
                 raise
@@ -190,7 +193,19 @@ class _Copier:
         if self._telemetry is not None:
             self._telemetry.close()
         self._console.object("push", {"url": self._copies.url, "copied": self._sent})
-        self._console.next(f"autockpt ls {self._copies.url}")
+        self._console.next(["autockpt", "ls", self._copies.url])
+
+
+def _stored_bytes(directory: str, name: str) -> int:
+    """Of all shards of a checkpoint; 0 where that is not known."""
+    from autockpt.executors.storage.directory import read_commit
+    from autockpt.values.errors import AutockptError
+
+    try:
+        commit = read_commit(os.path.join(directory, name, "COMMIT"))
+    except (AutockptError, OSError):
+        return 0
+    return sum(int(record.get("bytes", 0)) for record in commit.records)
 
 
 def _newest(directory: str, *, read: bool) -> str | None:
@@ -266,8 +281,9 @@ def bring_back(run: RunDirectory, goal: Goal, console: Console) -> None:
             if missing is None:
                 return
             console.say(f"{missing.name} is in {copies.url} and not in {shown(path)}: fetching it")
-            with _progress(console) as moved:
-                copied, told = copies.pull(path, moved=moved)
+            with console.progress("pull") as progress:
+                count = Counted(progress)
+                copied, told = copies.pull(path, moved=count.moved, expect=count.expect)
         except DirectoryBusyError:
             return  # a live keeper holds a newer checkpoint
         except ConfigError:
@@ -336,33 +352,6 @@ def _alone(run: RunDirectory) -> Iterator[None]:
         os.close(fd)
 
 
-@contextlib.contextmanager
-def _progress(console: Console) -> "Iterator[_Progress]":
-    progress = _Progress(console)
-    yield progress
-
-
-class _Progress:
-    """Says now and then how much has come."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._bytes = 0
-        self._told_s = self._began_s = time.monotonic()
-        self._lock = threading.Lock()
-
-    def __call__(self, nbytes: int) -> None:
-        from autockpt.values.units import format_bytes
-
-        with self._lock:
-            self._bytes += nbytes
-            now_s = time.monotonic()
-            if now_s - self._told_s >= PROGRESS_EVERY_S:
-                self._told_s = now_s
-                rate = format_bytes(self._bytes / (now_s - self._began_s))
-                self._console.say(f"  {format_bytes(self._bytes)}, {rate}/s")
-
-
 def pull(console: Console, url: str, destination: str, generation: str | None) -> int:
     """One checkpoint as a run, or into the run or checkpoint directory that is there; exit code."""
     from autockpt.values.generation import Generation
@@ -371,8 +360,9 @@ def pull(console: Console, url: str, destination: str, generation: str | None) -
     copies = copies_at(url)
     path = _target(destination)
     named = None if generation is None else Generation.from_name(generation)
-    with _progress(console) as moved:
-        copied, told = copies.pull(path, named, moved=moved)
+    with console.progress("pull") as progress:
+        count = Counted(progress)
+        copied, told = copies.pull(path, named, moved=count.moved, expect=count.expect)
     for line in told:
         console.warn(line)
     name = copied.generation.name
@@ -381,7 +371,7 @@ def pull(console: Console, url: str, destination: str, generation: str | None) -
         {"url": url, "directory": path, "generation": name, "bytes": copied.bytes, "aside": told},
     )
     console.result(f"{name} (step {copied.step}) -> {path}: {format_bytes(copied.bytes)}, verified")
-    console.next(f"autockpt run --run-dir {destination} SCRIPT")
+    console.next(["autockpt", "run", "--run-dir", destination, "SCRIPT"])
     return 0
 
 
@@ -439,7 +429,7 @@ def ls(console: Console, url: str) -> None:
             for commit in commits
         ),
     )
-    console.next(f"autockpt pull {url} RUN_DIR")
+    console.next(["autockpt", "pull", url, "RUN_DIR"])
 
 
 def _notes(commit: "CommitFile", *, offered: bool) -> Iterator[str]:

@@ -79,7 +79,7 @@ def show(console: Console, path: str, generation: str | None, tensors: bool) -> 
                     for row in shard["contents"]
                 ),
             )
-    console.next(f"autockpt verify {path} {name}")
+    console.next(["autockpt", "verify", path, name])
 
 
 def _tiers(path: str, console: Console) -> "tuple[Protection | None, tuple[DegradedTier, ...]]":

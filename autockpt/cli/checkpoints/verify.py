@@ -116,9 +116,12 @@ def verify(
 
 
 def _verified(console: Console, directory: str, name: str) -> "VerifyResult":
+    from autockpt.console.progress import Counted
     from autockpt.executors.storage.catalogue import verify_generation
 
-    result = verify_generation(directory, name)
+    with console.progress(f"verify {name}") as progress:
+        counted = Counted(progress)
+        result = verify_generation(directory, name, gate=counted, expect=counted.expect)
     _tell(console, result)
     return result
 

@@ -2,7 +2,6 @@
 
 import os
 import random
-import shlex
 from typing import TYPE_CHECKING
 
 import click
@@ -108,7 +107,7 @@ def drill(
     )
     if differs is not None:
         console.result(differs or f"every byte of step {step} is that of a run without faults")
-    console.next(f"autockpt report {shlex.quote(str(run.path))}")
+    console.next(["autockpt", "report", str(run.path)])
     return BROKEN if differs or any(one.verdict == "broken" for one in outcomes) else 0
 
 

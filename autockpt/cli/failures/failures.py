@@ -55,7 +55,7 @@ def failures(
     print_history(console, history, nodes=nodes)
     if kept is not None:
         console.say(f"kept in {kept}; remove the file to forget it")
-    console.next(f"autockpt plan --profile runs/RUN --failures {file}")
+    console.next(["autockpt", "plan", "--profile", "runs/RUN", "--failures", file])
 
 
 def _save(file: str, history: object) -> str:

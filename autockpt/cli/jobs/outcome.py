@@ -1,6 +1,7 @@
 """The end of a run: status.json, the report, and the printed summary."""
 
 import os
+import shlex
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -159,12 +160,11 @@ def _say(run: RunDirectory, status: RunStatus, script: Script, console: Console)
     info = run.read_info()
     ranks, nodes = (info.ranks_per_node, info.nodes) if info else (1, 1)
     if status.state == "finished":
-        console.next(f"autockpt explain {shown(run.path)}")
+        console.next(["autockpt", "explain", shown(run.path)])
     else:
         words = launch_words(Scale(world_size=ranks * nodes, nodes=nodes))
         stored = status.last_durable or status.last_remote
         then = "resumes" if stored else "begins anew: nothing is durable"
         then = REFUSED_AGAIN.get(status.exit_code or 0, then)
-        console.next(
-            f"autockpt run --run-dir {shown(run.path)} {words}{command_line(script)}   ({then})"
-        )
+        place = shlex.quote(shown(run.path))
+        console.next(f"autockpt run --run-dir {place} {words}{command_line(script)}", note=then)

@@ -107,7 +107,7 @@ def init(
         raise ConfigError(f"{output}: cannot be written: {error.strerror}") from error
     console.object("slurm init", {"file": output})
     console.result(f"{output}: {nodes} nodes, {ranks} ranks on each")
-    console.next(f"sbatch {output}")
+    console.next(["sbatch", output])
 
 
 def _stem(command: tuple[str, ...]) -> str:

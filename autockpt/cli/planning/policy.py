@@ -47,7 +47,7 @@ def check(console: Console, file: str) -> None:
     written = [value for value in loaded.values if value.value != "auto"]
     console.object("policy check", {"file": file, "ok": True, "values": len(written)})
     console.result(f"{file}: ok, {len(written)} of {len(loaded.values)} values are not auto")
-    console.next(f"autockpt policy explain {file}")
+    console.next(["autockpt", "policy", "explain", file])
 
 
 @policy.command(
@@ -76,7 +76,7 @@ def explain(console: Console, file: str, path: str | None, settings: tuple[str, 
     if path is None:
         shipped = ", ".join(f"builtin:{name}" for name in presets())
         console.say(f"policies that come with autockpt: {shipped}")
-    console.next(f"autockpt plan --profile PROFILE --policy {file}")
+    console.next(["autockpt", "plan", "--profile", "PROFILE", "--policy", file])
 
 
 @policy.command(cls=Command, examples=f"autockpt policy schema > {SCHEMA}")
@@ -129,7 +129,7 @@ def init(console: Console, file: str, force: bool) -> None:
     directory.write_text(SCHEMA, json.dumps(schema_(), indent=2) + "\n")
     console.object("policy init", {"file": file, "schema": str(target.parent / SCHEMA)})
     console.result(f"{file} and {target.parent / SCHEMA} written")
-    console.next(f"autockpt policy check {file}")
+    console.next(["autockpt", "policy", "check", file])
 
 
 def _load(source: str, settings: tuple[str, ...] = ()) -> Any:

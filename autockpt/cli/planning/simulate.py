@@ -63,7 +63,8 @@ def simulate(console: Console, **options: Any) -> None:
 
     asked = simulation_input.read(options)
     strategies, skipped = simulation_input.strategies(asked)
-    found = compare(strategies, asked.histories)
+    with console.progress("simulate", unit="histories") as progress:
+        found = compare(strategies, asked.histories, progress.at)
     console.object("simulate", simulation_text.as_object(asked, found, skipped))
     if options["html"] is not None:  # before a reader such as `head` may close the pipe
         _write_page(options["html"], simulation_text.as_page(asked, found, _command()))
@@ -74,8 +75,8 @@ def simulate(console: Console, **options: Any) -> None:
     for summary in found:
         for warning in summary.warnings:
             console.warn(warning)
-    profile = options["profile"]
-    console.next(f"autockpt plan --profile {profile}" if profile else "autockpt profile SCRIPT")
+    measured = ["autockpt", "plan", "--profile", options["profile"]]
+    console.next(measured if options["profile"] else "autockpt profile SCRIPT")
 
 
 def _write_page(file: str, text: str) -> None:

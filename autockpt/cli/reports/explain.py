@@ -1,6 +1,5 @@
 """`autockpt explain`: every decision of a run, its reason, its turning points, and its outcome."""
 
-import shlex
 from typing import TYPE_CHECKING
 
 import click
@@ -45,7 +44,7 @@ def explain(console: Console, run_dir: str, decision: str | None, replay: bool) 
         explained = explained.only(decision)
         print_some(console, explained, numbers=True)
     console.object("explain", to_data(explained))
-    console.next(shlex.join(["autockpt", "report", run_dir]))
+    console.next(["autockpt", "report", run_dir])
 
 
 def _replay(console: Console, run: "RunDirectory") -> None:

@@ -1,6 +1,5 @@
 """`autockpt report`: the report of a run or a profile, or two runs side by side."""
 
-import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,7 +52,7 @@ def report(
     RunDirectory(target.parent).write_text(target.name, text)
     console.object("report", {"format": format_, "report": str(target.absolute())})
     console.result(shown(target))
-    console.next(shlex.join(["autockpt", "explain", run_dir]))
+    console.next(["autockpt", "explain", run_dir])
 
 
 def _compare(

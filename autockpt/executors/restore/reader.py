@@ -5,6 +5,7 @@ live state expects and the tensors in the shards must agree before a byte is wri
 """
 
 import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -23,9 +24,19 @@ from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.storage.shard_file import run_parallel
 from autockpt.values.errors import ConfigError
 
+Report = Callable[[int, int], None]
+"""Hears how many bytes are in place and how many there are in all; from several threads."""
+
+
+def silent(done: int, total: int) -> None:
+    """Where no one waits for the restore."""
+
 
 def restore_shards(
-    sources: ShardSources, state: LiveState, ready: Callable[[int], int] = lambda nbytes: 0
+    sources: ShardSources,
+    state: LiveState,
+    ready: Callable[[int], int] = lambda nbytes: 0,
+    report: Report = silent,
 ) -> RestoredState:
     """Copies shards into the live parameters and buffers and into new tensors for the rest.
 
@@ -35,7 +46,7 @@ def restore_shards(
     CorruptCheckpointError when a chunk does not match.
     """
     with torch.no_grad(), contextlib.closing(OpenShards(sources)) as shards:
-        return execute(_planned(shards, state, ahead=True), shards, state, ready)
+        return execute(_planned(shards, state, ahead=True), shards, state, ready, report)
 
 
 def plan_restore(sources: ShardSources, state: LiveState) -> LoadPlan:
@@ -65,7 +76,11 @@ def _reshaped(skeleton: Any) -> list[str]:
 
 
 def execute(
-    plan: LoadPlan, shards: OpenShards, state: LiveState, ready: Callable[[int], int]
+    plan: LoadPlan,
+    shards: OpenShards,
+    state: LiveState,
+    ready: Callable[[int], int],
+    report: Report = silent,
 ) -> RestoredState:
     """Carries out a plan.
 
@@ -79,7 +94,7 @@ def execute(
         raise ConfigError(plan.refusals[0])
     target = RestoreTarget(state, plan, ready)
     loading = Loading(target.moves())
-    _read(loading, shards, together=True)
+    _read(loading, shards, report, together=True)
     loading.finish()
     return RestoredState(
         skeleton=plan.skeleton,
@@ -111,18 +126,25 @@ def _require_equal(comparison: Comparison, shards: OpenShards) -> None:
         raise ConfigError(comparison.refusal)
 
 
-def _read(loading: Loading, shards: OpenShards, *, together: bool) -> None:
+def _read(loading: Loading, shards: OpenShards, report: Report = silent, *, together: bool) -> None:
     """Puts every chunk that holds something wanted.
 
     `together`: with the other ranks of this node, where there are some.
     """
     jobs, workers = _jobs(loading, shards)
     group = shards.sources.together if together else None
+    total = sum(_chunk_bytes(shards, job) for job in jobs)
+    put_bytes, counting = 0, threading.Lock()
+    report(0, total)
 
     def put(job: tuple[int, int], data: memoryview) -> None:
+        nonlocal put_bytes
         shard, chunk = job
         start, stop = shards.open(shard).chunks.index.chunk_range(chunk)
         loading.put(shard, start, data[: stop - start])
+        with counting:
+            put_bytes += stop - start
+            report(put_bytes, total)
 
     if group is None:
 
@@ -139,6 +161,11 @@ def _read(loading: Loading, shards: OpenShards, *, together: bool) -> None:
             lambda number, data: put(numbers[number], data),
             readers=workers,
         )
+
+
+def _chunk_bytes(shards: OpenShards, job: tuple[int, int]) -> int:
+    start, stop = shards.open(job[0]).chunks.index.chunk_range(job[1])
+    return stop - start
 
 
 def _jobs(loading: Loading, shards: OpenShards) -> tuple[list[tuple[int, int]], int]:

@@ -22,7 +22,7 @@ from autockpt.executors.restore.apply_state import RestoredState, apply_state, l
 from autockpt.executors.restore.gathered_source import farthest, gathered_shards
 from autockpt.executors.restore.prefault import PrefaultedMemory
 from autockpt.executors.restore.progress import merge_progress
-from autockpt.executors.restore.reader import restore_shards
+from autockpt.executors.restore.reader import Report, restore_shards, silent
 from autockpt.executors.restore.shard_sources import (
     ShardSources,
     SlotSource,
@@ -82,9 +82,15 @@ class Resumed:
 
 
 def resume(
-    link: KeeperClient, state: LiveState, checkpoints: str, ahead: PrefaultedMemory
+    link: KeeperClient,
+    state: LiveState,
+    checkpoints: str,
+    ahead: PrefaultedMemory,
+    report: Report = silent,
 ) -> Resumed:
     """Waits for the decision and carries it out, in memory that was made ready meanwhile.
+
+    `report` hears how far the reading is.
 
     Raises DirectoryBusyError (another live run), NoCheckpointError (durable once, nothing can be
     restored), RestartError (another start may), ConfigError (the state does not fit).
@@ -96,7 +102,7 @@ def resume(
         match _next_order(link):
             case p.RestoreShard() as order:
                 began = time.monotonic()
-                restored, source = _carry_out(link, state, checkpoints, order, ahead)
+                restored, source = _carry_out(link, state, checkpoints, order, ahead, report)
                 read_s += time.monotonic() - began
             case p.StartFresh(term=term, reason=reason):
                 notices = (f"begins at step 0: {reason}",) if reason else ()
@@ -142,12 +148,13 @@ def _carry_out(
     checkpoints: str,
     order: p.RestoreShard,
     ahead: PrefaultedMemory,
+    report: Report,
 ) -> tuple[RestoredState | None, str]:
     """Return the restored state (None if the source is bad) and its place."""
     try:
         with contextlib.closing(link.take_lent(order)) as lent:
             shards, used = _open(link, lent, checkpoints, order)
-            restored = restore_shards(shards, state, ahead.take)
+            restored = restore_shards(shards, state, ahead.take, report)
     except (CorruptCheckpointError, StorageError, OSError) as error:
         _bad(link, order, str(error))
         return None, ""

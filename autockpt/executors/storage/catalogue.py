@@ -368,10 +368,17 @@ def _open_base(
     return base
 
 
-def verify_generation(directory: str, name: str, *, gate: Throttle = _NOW) -> VerifyResult:
+def verify_generation(
+    directory: str,
+    name: str,
+    *,
+    gate: Throttle = _NOW,
+    expect: Callable[[int], None] = lambda nbytes: None,
+) -> VerifyResult:
     """Reads a committed generation back and compares every chunk.
 
-    Every chunk asks `gate` first, so that a background scrub yields to the training.
+    Every chunk asks `gate` first, so that a background scrub yields to the training.  `expect`
+    hears the bytes of each shard before it is read, times the shards still to come.
     """
     folder = os.path.join(directory, name)
     try:
@@ -390,6 +397,7 @@ def verify_generation(directory: str, name: str, *, gate: Throttle = _NOW) -> Ve
         except (AutockptError, OSError) as error:
             reading.failed(rank, error)
             continue
+        expect(source.index.image_bytes * (len(commit.records) - rank))
         with contextlib.closing(source):
             reading.shard(rank, source)
     if _is_gone(folder):

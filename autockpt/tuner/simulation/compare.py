@@ -1,7 +1,7 @@
 """Several strategies over the same histories: common random numbers, paired differences."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from autockpt.policies.cost_model.renewal import exact_goodput
 from autockpt.policies.cost_model.waste import fraction_lost, waste
@@ -21,14 +21,25 @@ from autockpt.values.errors import ConfigError
 PARTS = ("productive", "stall", "slowdown", "lost", "restart", "restore", "waiting")
 
 
-def compare(strategies: Sequence[Strategy], histories: Sequence[History]) -> list[Summary]:
-    """Every strategy over every history, in the order given; differences are to the first."""
+def compare(
+    strategies: Sequence[Strategy],
+    histories: Sequence[History],
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Summary]:
+    """Every strategy over every history, in the order given; differences are to the first.
+
+    `report` hears how many histories are replayed, and how many there are in all.
+    """
     if not strategies or not histories:
         raise ConfigError("there is no strategy or no history to simulate")
     baseline: list[Outcome] = []
     found = []
-    for strategy in strategies:
-        outcomes = [replay(strategy, history) for history in histories]
+    total = len(strategies) * len(histories)
+    for number, strategy in enumerate(strategies):
+        outcomes = []
+        for history in histories:
+            outcomes.append(replay(strategy, history))
+            report(number * len(histories) + len(outcomes), total)
         baseline = baseline or outcomes
         found.append(_summary(strategy, outcomes, baseline, histories))
     return found

@@ -307,14 +307,16 @@ class RemoteCopies:
         path: str,
         generation: Generation | None = None,
         moved: Callable[[int], None] = _NOTHING,
+        expect: Callable[[int], None] = _NOTHING,
     ) -> tuple[Copied, list[str]]:
         """Bring the newest eligible generation, or the named one, into a checkpoint directory.
 
         Its bases come too.  Also return sentences about generations set aside on the way.  Every
         byte is compared with its digest before the generation counts.  A damaged generation in the
         directory is set aside and brought once more; if it is damaged here, too, the next older one
-        is brought.  `moved` hears of bytes, from several threads.  Raises NoCheckpointError;
-        ConfigError for a directory of another run, or of this run continued in two.  Raises
+        is brought.  `moved` hears of bytes, from several threads; `expect` hears how many come
+        next.  Raises NoCheckpointError; ConfigError for a directory of another run, or of this run
+        continued in two.  Raises
         CorruptCheckpointError when RUN is damaged, DirectoryBusyError for a directory that a live
         run holds, and StorageError.
         """
@@ -334,13 +336,13 @@ class RemoteCopies:
                 for needed in sorted(with_bases([chosen], entries)):
                     if needed not in commits:
                         raise CorruptCheckpointError(f"{chosen}: needs {needed}, which is not here")
-                    fetched = self._fetch(directory, commits[needed], moved)
+                    fetched = self._fetch(directory, commits[needed], moved, expect)
                     count += fetched
                     local += [] if fetched else [commits[needed]]
                 try:
                     _require_whole(directory, chosen, named=generation is not None)
                 except CorruptCheckpointError:
-                    healed = self._heal(directory, local, moved, told)
+                    healed = self._heal(directory, local, (moved, expect), told)
                     if not healed:
                         raise
                     count += healed
@@ -358,7 +360,7 @@ class RemoteCopies:
         self,
         directory: CheckpointDirectory,
         local: Iterable[CommitFile],
-        moved: Callable[[int], None],
+        hears: tuple[Callable[[int], None], Callable[[int], None]],
         told: list[str],
     ) -> int:
         """Brings once more what the directory had, oldest first, and had damaged; bytes of it."""
@@ -370,7 +372,7 @@ class RemoteCopies:
                 why = f"damaged; brought back from a copy: {'; '.join(result.problems[:3])}"
                 with _local("set aside", directory.generation_path(commit.generation)):
                     told.append(set_aside(directory.path, name, why))
-                count += self._fetch(directory, commit, moved)
+                count += self._fetch(directory, commit, *hears)
         return count
 
     def _begin(self, path: str) -> CheckpointDirectory:
@@ -405,7 +407,11 @@ class RemoteCopies:
         return text is not None and publish(os.path.join(directory.path, name), text, replace=False)
 
     def _fetch(
-        self, directory: CheckpointDirectory, commit: CommitFile, moved: Callable[[int], None]
+        self,
+        directory: CheckpointDirectory,
+        commit: CommitFile,
+        moved: Callable[[int], None],
+        expect: Callable[[int], None],
     ) -> int:
         """Bytes fetched of one generation; 0 when it is there."""
         folder = directory.generation_path(commit.generation)
@@ -417,6 +423,7 @@ class RemoteCopies:
         if os.path.exists(target):
             return 0
         sizes = self._objects.sizes(commit.generation.name)
+        expect(sum(sizes.get(name, 0) for name in _files(commit, where=self.url)))
         total = 0
         for name in _files(commit, where=self.url):
             if name not in sizes:

@@ -77,8 +77,8 @@ def test_shards_that_are_written_over_before_they_go_are_no_damage(
     monkeypatch.setattr(
         catalogue,
         "verify_generation",
-        lambda where, name: real(where, name, gate=Overwrites()) if name == FIRST.name
-        else real(where, name),
+        lambda where, name, **how: real(where, name, gate=Overwrites()) if name == FIRST.name
+        else real(where, name, **how),
     )  # fmt: skip
     assert run(["verify", "--all", two]) == 0
     assert "DAMAGED" not in capsys.readouterr().out

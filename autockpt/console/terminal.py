@@ -7,12 +7,15 @@ is printed with style.
 import contextlib
 import json
 import os
+import shlex
 import sys
 import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
+
+from autockpt.console import progress
 
 SCHEMA_VERSION = 1
 """Of the objects that --json prints."""
@@ -43,14 +46,23 @@ class Console:
         """Tell a person something of several lines that must not be missed: stderr, as it is."""
         _tell(text)
 
-    def next(self, command: str) -> None:
-        """The command that a person would type next, at the end of this one."""
+    def next(self, command: str | Sequence[str], *, note: str = "") -> None:
+        """Print the command that a person would type next, so that a shell takes it as it stands.
+
+        Words are quoted here; a string is a command line already.  `note` follows as a comment.
+        """
         if not self.json:
-            self.say(f"next: {command}")
+            line = command if isinstance(command, str) else shlex.join(command)
+            self.say(f"next: {line}" + (f"   # {note}" if note else ""))
+
+    def progress(self, label: str, *, unit: str = "bytes") -> progress.Progress:
+        """Show where work stands that may take longer than two seconds; not with --quiet."""
+        return progress.Progress(label, unit=unit, enabled=self.verbosity >= 0)
 
     def result(self, text: str) -> None:
         """Print a part of the result; nothing in JSON mode."""
         if not self.json:
+            progress.erase()
             print(text, file=self._out)
 
     def object(self, command: str, data: Mapping[str, Any]) -> None:
@@ -85,6 +97,7 @@ class Console:
             return
         import rich.console
 
+        progress.erase()
         console = rich.console.Console(file=out, highlight=False, soft_wrap=True)
         console.print(text, style=style, markup=False)
 
@@ -122,6 +135,7 @@ def save_traceback(error: BaseException) -> str:
 def _tell(text: str) -> None:
     """On stderr; a terminal that is gone ends no training."""
     with contextlib.suppress(OSError, ValueError):
+        progress.erase()
         print(text, file=sys.stderr, flush=True)
 
 
