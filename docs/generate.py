@@ -230,7 +230,7 @@ def resumes() -> dict[str, Any]:
     return dict(json.loads(text))
 
 
-EACH_STEP = "Here autockpt saves to memory at every step, and the kill waits for that save."
+EACH_STEP = "Here autockpt saves to memory at every step; one save at least is whole at the kill."
 """Below each table of resumes: the conditions that favour autockpt."""
 
 
