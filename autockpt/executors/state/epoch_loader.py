@@ -179,6 +179,7 @@ class EpochLoader:
             if not place.index:
                 place.draw()
             batch = next(iterator, _NOTHING)
+            place.tell_sampler_as_then()
             set_rng_state(now)
             if batch is _NOTHING:
                 raise ConfigError(
@@ -199,6 +200,7 @@ class EpochLoader:
             if not place.index:
                 place.draw()
             batch = next(iterator, _NOTHING)
+            place.tell_sampler_as_then()
             if place.epoch != number:
                 return  # another pass has begun meanwhile
             if batch is _NOTHING:
@@ -240,6 +242,8 @@ class _Epochs(DataPosition):
 
     _sampler_epoch: int | None = None
     """The epoch that the framework had set on the sampler when the epoch began."""
+    _sampler_then: int | None = None
+    """The other one that it had set at the boundary, until the order of this epoch is drawn."""
 
     @property
     def under_way(self) -> bool:
@@ -309,6 +313,10 @@ class _Epochs(DataPosition):
         state = super().state()
         if self._sampler_epoch is not None:
             state["sampler_epoch"] = self._sampler_epoch
+            now = getattr(self._told_sampler(), "epoch", self._sampler_epoch)
+            now = now if self._sampler_then is None else self._sampler_then
+            if now != self._sampler_epoch:
+                state["sampler_then"] = int(now)
         if self._late is not None:
             state["late"] = self._late
         if self.by_index and self._shuffle is None and (between := self._between()):
@@ -323,6 +331,7 @@ class _Epochs(DataPosition):
     def load(self, state: dict[str, Any]) -> None:
         """As of DataPosition."""
         self._sampler_epoch, self._late = state.get("sampler_epoch"), state.get("late")
+        self._sampler_then = state.get("sampler_then")
         super().load(state)
         between = state.get("between")
         if between:
@@ -332,9 +341,25 @@ class _Epochs(DataPosition):
 
     def _tell_sampler(self) -> None:
         """The framework tells it, or does not, as it would without us."""
-        sampler: Any = sampler_of(self.loader) if isinstance(self.loader, DataLoader) else None
-        if not hasattr(sampler, "set_epoch") or not hasattr(sampler, "epoch"):
+        sampler = self._told_sampler()
+        if sampler is None:
             return
         if self.under_way and self._sampler_epoch is not None:
             sampler.set_epoch(self._sampler_epoch)
         self._sampler_epoch = int(sampler.epoch)
+
+    def tell_sampler_as_then(self) -> None:
+        """The order is drawn: the sampler is as it was at the boundary.
+
+        Ignite tells it the next epoch before this one has ended for the loader.
+        """
+        then, self._sampler_then = self._sampler_then, None
+        sampler = self._told_sampler()
+        if then is not None and sampler is not None and sampler.epoch == self._sampler_epoch:
+            sampler.set_epoch(then)
+
+    def _told_sampler(self) -> Any:
+        """The sampler, if it takes an epoch; None for others."""
+        sampler: Any = sampler_of(self.loader) if isinstance(self.loader, DataLoader) else None
+        told = hasattr(sampler, "set_epoch") and hasattr(sampler, "epoch")
+        return sampler if told else None

@@ -262,3 +262,41 @@ def test_an_epoch_that_is_over_is_followed_by_a_whole_one() -> None:
     again.load(stored(first.state()))
     assert again.epoch == 1
     assert len(list(again)) == len(first)
+
+
+def counted(loader: Any, first: int, until: int) -> list[Any]:
+    """Batches `first` to `until`, as Ignite asks: it finds out late that a pass is over.
+
+    The sampler has been told the next epoch by then.
+    """
+    seen: list[Any] = []
+    length = len(loader)
+    loader.sampler.set_epoch(first // length + 1)
+    batches = iter(loader)
+    for number in range(first, until):
+        if number and not number % length:
+            loader.sampler.set_epoch(number // length + 1)
+        batch = next(batches, None)
+        if batch is None:
+            batches = iter(loader)
+            batch = next(batches)
+        seen.append(batch.tolist())
+    if until and not until % length:
+        loader.sampler.set_epoch(until // length + 1)
+    return seen
+
+
+@pytest.mark.parametrize("until", [1, 2, 3, 4, 6, 7])
+def test_a_sampler_told_the_next_epoch_early_goes_on(until: int) -> None:
+    """At the edge of an epoch the old one is still under way for the loader."""
+
+    def make() -> Any:
+        data = TensorDataset(torch.arange(ITEMS))
+        sampler: Any = DistributedSampler(data, num_replicas=2, rank=1, seed=5)
+        return DataLoader(data, 2, sampler=sampler, collate_fn=_first)
+
+    first = EpochLoader(make(), begin=lambda: None)
+    seen = counted(first, 0, until)
+    again = EpochLoader(make(), begin=lambda: None)
+    again.load(stored(first.state()))
+    assert seen + counted(again, until, 9) == counted(make(), 0, 9)
