@@ -1,4 +1,4 @@
-"""How often torchelastic's rendezvous looks whether the others are there.
+"""How often torchelastic's rendezvous looks whether the others are there, and still alive.
 
 It waits a second between two looks, for the sake of one store that thousands of nodes ask.  A small
 job spends most of a warm restart in these waits: one to three of them.
@@ -12,6 +12,18 @@ PER_NODE_S = 0.01
 """A store of torch's answers some thousands of questions a second; so it gets a hundred."""
 LONGEST_S = 1.0
 """The wait of torchelastic, in seconds."""
+LIVELY = {"keep_alive_interval": 1, "keep_alive_max_attempt": 3, "last_call_timeout": 5}
+"""Of torchelastic's rendezvous: a dead launcher is out after 3 s.  With its defaults (5 s, 3 times,
+last call 30 s) four nodes took 48 s to meet again after a loss.  With these values they took 5 s.
+Every sign of life writes the state of all nodes to one store, so large jobs keep torchelastic's
+interval."""
+MANY_NODES = 128
+"""From here on the defaults of torchelastic stand."""
+
+
+def liveliness(most_nodes: int) -> dict[str, int]:
+    """Settings of a rendezvous of at most so many nodes; a user's own come before them."""
+    return dict(LIVELY) if most_nodes < MANY_NODES else {}
 
 
 def poll_s(nodes: int) -> float:

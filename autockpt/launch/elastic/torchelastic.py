@@ -24,7 +24,7 @@ from autockpt.launch import environment
 from autockpt.launch.elastic import compiled_code
 from autockpt.launch.elastic.agent import Watch, agent_class, rank_logs, times_now
 from autockpt.launch.elastic.crash_loop import MAX_RESTARTS
-from autockpt.launch.elastic.rendezvous_polls import frequent_polls
+from autockpt.launch.elastic.rendezvous_polls import frequent_polls, liveliness
 from autockpt.launch.elastic.request import Ending, Launch
 from autockpt.launch.elastic.signals import Interrupted, heeded, install, interrupt, signals_raise
 from autockpt.launch.sidecars.keeper import KeeperBeside
@@ -33,13 +33,6 @@ from autockpt.values.errors import ConfigError, LostNodesError
 
 MONITOR_S = 0.1
 """How often the agent looks at its ranks."""
-LIVELY = {"keep_alive_interval": 1, "keep_alive_max_attempt": 3, "last_call_timeout": 5}
-"""Of torchelastic's rendezvous: a dead launcher is out after 3 s.  With its defaults (5 s, 3 times,
-last call 30 s) four nodes took 48 s to meet again after a loss.  With these values they took 5 s.
-Every sign of life writes the state of all nodes to one store, so large jobs keep torchelastic's
-interval."""
-MANY_NODES = 128
-"""From here on the defaults of torchelastic stand."""
 
 
 def launch(request: Launch, console: Console) -> Ending:
@@ -153,8 +146,8 @@ def _config(request: Launch) -> Any:
         )
     if request.rdzv_backend == "static":
         settings["rank"] = request.node_rank
-    elif request.rdzv_backend == "c10d" and high < MANY_NODES:
-        settings = {**LIVELY, **settings}
+    elif request.rdzv_backend == "c10d":
+        settings = {**liveliness(high), **settings}
     if ranks > 1:
         # As torchrun does: without it every rank starts a thread per core.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
