@@ -40,6 +40,7 @@ from autockpt.values.failure import FailureRecord, RollbackRecord, interruptions
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Goal
 from autockpt.values.plan import CheckpointPlan, Decision
+from autockpt.values.policy_keys.paths import is_store_url
 from autockpt.values.profile import Profile
 from autockpt.values.record import from_data, from_json, to_data, to_json
 from autockpt.values.same_job import Job
@@ -203,17 +204,20 @@ class RunDirectory:
         """Directory of one node's keeper; the keeper creates it, private to its user."""
         return self.path / f"node-{node:03d}"
 
-    def checkpoints(self, goal: Goal | None = None) -> Path:
+    def checkpoints(self, goal: Goal | None = None) -> str:
         """Where generations go: the goal's storage path, else `checkpoints/` in here.
 
-        A relative storage path is relative to the directory in which the job was started.
-        Without `goal`, the goal that is written here decides.
+        A path, or the URL of a place in an object store.  A relative storage path is relative to
+        the directory in which the job was started.  Without `goal`, the goal that is written here
+        decides.
         """
         goal = goal or self.read_goal()
         if goal is None or goal.storage_path is None:
-            return self.path / "checkpoints"
+            return str(self.path / "checkpoints")
+        if is_store_url(goal.storage_path):
+            return goal.storage_path.rstrip("/")
         info = self.read_info()
-        return Path(os.path.abspath(os.path.join(info.cwd if info else "", goal.storage_path)))
+        return os.path.abspath(os.path.join(info.cwd if info else "", goal.storage_path))
 
     # --- records
 
@@ -570,6 +574,17 @@ def default_path(script: str) -> Path:
     stem = stem or Path(script).stem or "run"
     safe = "".join(c if c.isalnum() or c in "._-" else "-" for c in stem)
     return Path(RUNS) / f"{safe}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def control_path(url: str) -> Path:
+    """`runs/<scheme>-<bucket>-<prefix>`: the directory of a run whose checkpoints are at `url`.
+
+    It follows from the URL alone, so a restart finds it, and it may be lost.
+    """
+    safe = "".join(
+        c if c.isalnum() or c in "._" else "-" for c in url.replace("://", "-").strip("/")
+    )
+    return Path(RUNS) / safe
 
 
 def _is_module(script: str) -> bool:

@@ -43,12 +43,19 @@ def find_place(path: str, *, in_store: bool = False) -> Place:
     run = RunDirectory(folder)
     if run.exists:
         directory = run.checkpoints()
-        if not directory.is_dir():
+        if is_store_url(directory):
+            if not in_store:
+                raise ConfigError(
+                    f"{path}: its checkpoints are in {directory}, which this command does not "
+                    f"read; `autockpt pull {directory} DIR` brings one to a directory first"
+                )
+            return _place_in_store(directory)
+        if not os.path.isdir(directory):
             raise ConfigError(
                 f"{path}: this run has no checkpoints yet, or their storage is not mounted "
                 f"({directory} is not there)"
             )
-        return Place(directory=str(directory))
+        return Place(directory=directory)
     if _holds_generations(folder):
         return Place(directory=str(folder))
     if _is_pulled(folder):

@@ -37,6 +37,8 @@ def plan_without_profile(goal: Goal) -> CheckpointPlan:
         *("direct_io", "in_flight", "device_clone"),
     )
     chosen = {name: getattr(pins, name) for name in names if getattr(pins, name) is not None}
+    if goal.is_in_store:
+        chosen["direct_io"] = False
     return replace(
         plan,
         tiers=(memory, disk),

@@ -398,7 +398,7 @@ class Conductor:
         job = facts.host_facts(
             self.run_dir,
             state=inventory,
-            storage_dir=str(directory),
+            storage_dir=directory,
             device=self._device,
             ranks=self._ranks,
         )

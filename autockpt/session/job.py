@@ -138,8 +138,7 @@ def current_job(
             and not (fresh or launch_is_fresh)
             and "AUTOCKPT_RESUME_FROM" not in environment
         ):
-            old, new = os.fspath(files.checkpoints(kept)), os.fspath(files.checkpoints(policy))
-            require_found(os.fspath(files.path), old, new)
+            require_found(os.fspath(files.path), files.checkpoints(kept), files.checkpoints(policy))
         files.write_goal(policy)
     decision, profile = files.read_decision(), files.read_profile()
     in_place = decision is None and environment.get("AUTOCKPT_NO_PROFILE") != "1"
@@ -147,7 +146,7 @@ def current_job(
     restart_count = count_of(environment, "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT") or 0
     again = of_this_process.again(path, launch_id)
     restart_round = restart_count * ATTACHES + again
-    checkpoints = str(files.checkpoints(goal))
+    checkpoints = files.checkpoints(goal)
     nodes = (0,) * world_size
     incarnation = p.Incarnation(launch_id=launch_id, restart_round=restart_round)
     control_host, domains = "", UNKNOWN_DOMAINS
@@ -251,7 +250,7 @@ def _goal_within(first: RunDirectory, goal: Goal | None, number: int) -> Goal | 
     goal = goal or first.read_goal()
     if goal is None:
         return None
-    path = goal.storage_path and within(os.fspath(first.checkpoints(goal)), number)
+    path = goal.storage_path and within(first.checkpoints(goal), number)
     return replace(goal, storage_path=path, remote=RemoteWish())
 
 
@@ -329,7 +328,7 @@ def _own(goal: Goal, named: str, suffix: str) -> Goal:
     if not suffix:
         return goal
     if goal.storage_path is not None:
-        goal = replace(goal, storage_path=os.fspath(RunDirectory(named).checkpoints(goal)))
+        goal = replace(goal, storage_path=RunDirectory(named).checkpoints(goal))
     return own_goal(goal, suffix)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from autockpt.executors.image.layout.room import smallest_window
 from autockpt.executors.linux.memory import Headroom, headroom
 from autockpt.values.plan import CheckpointPlan
+from autockpt.values.policy_keys.paths import is_store_url
 from autockpt.values.units import format_bytes
 
 
@@ -22,6 +23,8 @@ def look_for_room(
     """
 
     def look() -> None:
+        if is_store_url(checkpoints):
+            return  # it has no end
         try:
             disk = os.statvfs(checkpoints)
             stored = _stored_bytes(checkpoints)

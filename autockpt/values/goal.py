@@ -28,7 +28,7 @@ from autockpt.values.policy_keys.kinds import (
     Switch,
     Words,
 )
-from autockpt.values.policy_keys.paths import path_problem
+from autockpt.values.policy_keys.paths import is_store_url, path_problem
 from autockpt.values.redundancy import Arrangement, PeerPath, PeerSchedule, Scheme
 
 Objective = Literal["goodput", "stall", "durability"]
@@ -498,6 +498,7 @@ class Goal:
         "disk.path",
         Directory(),
         "where checkpoints go; else `checkpoints/` in the run directory",
+        more="See [storage.md](../howto/storage.md)",
     )
     pins: Pins = Pins()
     redundancy: RedundancyWish = RedundancyWish()
@@ -508,6 +509,11 @@ class Goal:
     remote: RemoteWish = RemoteWish()
     policy: str = "builtin:auto"
     """Name of the preset or file this came from, for the report."""
+
+    @property
+    def is_in_store(self) -> bool:
+        """Checkpoints go to an object store."""
+        return self.storage_path is not None and is_store_url(self.storage_path)
 
     def __post_init__(self) -> None:
         problem = "" if self.storage_path is None else path_problem(self.storage_path)

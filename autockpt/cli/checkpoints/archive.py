@@ -97,7 +97,7 @@ class _Archiver:
         from autockpt.values.generation import Generation
 
         request, run = self._request, RunDirectory(self._request.source)
-        if request.follow and run.exists and not run.checkpoints().is_dir():
+        if request.follow and run.exists and not os.path.isdir(run.checkpoints()):
             raise NoCheckpointError(f"{request.source}: has no checkpoints yet")
         place = find_place(request.source)
         chosen = request.generation or place.generation

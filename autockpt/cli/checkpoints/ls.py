@@ -44,7 +44,7 @@ def ls(console: Console, path: str) -> None:
     if (runs := runs_in(path)) and not RunDirectory(path).exists:
         _list_runs(console, path, runs)
         return
-    place = find_place(path)
+    place = find_place(path, in_store=True)
     records = list_generations(place.directory)
     console.object("ls", {"directory": place.directory, "generations": to_data(records)})
     if not records:

@@ -124,7 +124,7 @@ class _Copier:
         from autockpt.values.errors import NoCheckpointError
         from autockpt.values.generation import Generation
 
-        if self._run.exists and not self._run.checkpoints().is_dir():
+        if self._run.exists and not os.path.isdir(self._run.checkpoints()):
             raise NoCheckpointError(f"{self._request.source}: has no checkpoints yet")
         place = find_place(self._request.source)
         name = place.generation or _newest(place.directory, read=last)
@@ -274,7 +274,7 @@ def bring_back(run: RunDirectory, goal: Goal, console: Console) -> None:
 
     if goal.remote.url is None:
         return
-    copies, path = copies_at(goal.remote.url), str(run.checkpoints(goal))
+    copies, path = copies_at(goal.remote.url), run.checkpoints(goal)
     with _alone(run):
         try:
             missing = copies.missing(path)
@@ -306,7 +306,7 @@ def require_back(run: RunDirectory, goal: Goal, console: Console) -> None:
 
     if goal.remote.url is None:
         return
-    copies, path, missing = copies_at(goal.remote.url), str(run.checkpoints(goal)), None
+    copies, path, missing = copies_at(goal.remote.url), run.checkpoints(goal), None
     try:
         missing = copies.missing(path)
     except ConfigError:
@@ -379,7 +379,7 @@ def _target(destination: str) -> str:
     """A checkpoint directory that is there, else that of a run."""
     if os.path.exists(os.path.join(destination, "RUN")):
         return os.path.abspath(destination)
-    return str(RunDirectory(destination).checkpoints())
+    return RunDirectory(destination).checkpoints()
 
 
 # --- what is there --------------------------------------------------------------------------------

@@ -156,14 +156,14 @@ def writing_at_most(pid: int, nbytes: int) -> Iterator[None]:
             resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
 
 
-def largest_shard_bytes(checkpoints: Path) -> int:
+def largest_shard_bytes(checkpoints: str) -> int:
     """Of the newest checkpoint; 0: there is none."""
     from autockpt.executors.storage.catalogue import committed_names
 
-    names = committed_names(os.fspath(checkpoints))
+    names = committed_names(checkpoints)
     if not names:
         return 0
-    files = (checkpoints / names[-1]).rglob("*")
+    files = Path(checkpoints, names[-1]).rglob("*")
     return max((path.stat().st_size for path in files if path.is_file()), default=0)
 
 

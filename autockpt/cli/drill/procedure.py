@@ -215,8 +215,9 @@ def differences(job: DrilledJob, step: int, patience_s: float) -> str:
     ours = job.run.newest_durable()
     if ours is None or its is None or not ours.step == its.step == step:
         raise DrillError(f"step {step} is not the newest durable checkpoint of both runs")
-    mine, clean = job.run.checkpoints() / ours.name, run.checkpoints() / its.name
-    with opened(str(mine)) as left, opened(str(clean)) as right:
+    mine = os.path.join(job.run.checkpoints(), ours.name)
+    clean = os.path.join(run.checkpoints(), its.name)
+    with opened(mine) as left, opened(clean) as right:
         found = compare(left.tree, right.tree, tell=lambda nbytes: None)
     if found.equal:
         return ""

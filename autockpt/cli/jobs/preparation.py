@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from autockpt.cli.jobs.outcome import shown
@@ -16,12 +17,20 @@ from autockpt.job_directory import is_moved, own_goal
 from autockpt.launch import environment
 from autockpt.launch.rank_env import place_of_rank
 from autockpt.launch.script import Script
-from autockpt.run_directory import RunDirectory, RunInfo, default_path, new_run_id, utc_now
+from autockpt.run_directory import (
+    RunDirectory,
+    RunInfo,
+    control_path,
+    default_path,
+    new_run_id,
+    utc_now,
+)
 from autockpt.values import same_job
 from autockpt.values.arguments import without_secrets
 from autockpt.values.errors import ConfigError
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Goal
+from autockpt.values.policy_keys.paths import is_store_url
 
 WRITTEN_S = 5.0
 """A launcher writes run.json so soon after it has taken the directory."""
@@ -98,7 +107,7 @@ def placed(request: Request, console: Console | None) -> Request:
     Raises ConfigError where the run that is there is of another script.
     """
     say: Callable[[str], None] = console.say if console else _say_nothing
-    request = _with_generation(request)
+    request = _with_generation(in_control_directory(request))
     info = None if request.run_dir is None else RunDirectory(request.run_dir).read_info()
     if info is None or request.run_dir is None or request.fresh:
         return request
@@ -125,6 +134,16 @@ def placed(request: Request, console: Console | None) -> Request:
     return placed(replace(request, run_dir=own, suffix=request.suffix + suffix), console)
 
 
+def in_control_directory(request: Request) -> Request:
+    """Without `--run-dir`, a run in an object store has the directory that its URL names."""
+    if request.run_dir is not None:
+        return request
+    goal = goal_of(None, request.policy, request.settings, scale_of(request.launching))
+    if goal.storage_path is None or not goal.is_in_store:
+        return request
+    return replace(request, run_dir=str(control_path(goal.storage_path)))
+
+
 def _with_generation(request: Request) -> Request:
     """The request with the checkpoint that `--resume-from` names by its pin.
 
@@ -139,8 +158,9 @@ def _with_generation(request: Request) -> Request:
         Generation.from_name(wanted)
         return request
     goal = goal_of(run_dir, request.policy, request.settings, scale_of(request.launching))
-    folder = os.fspath(RunDirectory(run_dir).checkpoints(goal))
-    records = list_generations(folder) if os.path.isdir(folder) else []
+    folder = RunDirectory(run_dir).checkpoints(goal)
+    is_there = is_store_url(folder) or os.path.isdir(folder)
+    records = list_generations(folder) if is_there else []
     pins = {record.pinned: record.name for record in records if record.pinned}
     if wanted not in pins:
         known = ", ".join(sorted(pins)) or "none"
@@ -181,7 +201,8 @@ def check_directory(request: Request, goal: Goal) -> None:
             f"{run.checkpoints(goal)}; newest: {known} (`autockpt ls {request.run_dir}`)"
         )
     # A run directory without a run has only the files of `attach` or `autockpt convert`.
-    elsewhere = not run.checkpoints(goal).is_relative_to(run.path)
+    place = Path(run.checkpoints(goal))
+    elsewhere = not goal.is_in_store and not place.is_relative_to(run.path)
     if committed and info is None and elsewhere and not request.fresh:
         raise ConfigError(
             f"{run.checkpoints(goal)}: already holds {len(committed)} checkpoints of another run; "
@@ -211,14 +232,13 @@ def require_found(run: RunDirectory, goal: Goal) -> None:
 
     kept = run.read_goal()
     if kept is not None:
-        old, new = os.fspath(run.checkpoints(kept)), os.fspath(run.checkpoints(goal))
-        catalogue.require_found(os.fspath(run.path), old, new)
+        catalogue.require_found(os.fspath(run.path), run.checkpoints(kept), run.checkpoints(goal))
 
 
-def _committed(directory: os.PathLike[str]) -> list[str]:
+def _committed(directory: str) -> list[str]:
     from autockpt.executors.storage.catalogue import committed_names
 
-    return committed_names(os.fspath(directory))
+    return committed_names(directory)
 
 
 def profile_of(request: Request, scale: Scale, console: Console) -> FoundProfile:

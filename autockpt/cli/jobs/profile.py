@@ -1,5 +1,6 @@
 """`autockpt profile`: measure a job, then write a profile, a plan and a report."""
 
+import contextlib
 import os
 import shlex
 from collections.abc import Callable
@@ -90,8 +91,8 @@ def _measure(
     before = run.profile_path.stat().st_mtime_ns if run.profile_path.exists() else 0
     ending = launch(Launch(run=run, script=script, mode="profile", **options), console)
     written = run.profile_path.exists() and run.profile_path.stat().st_mtime_ns != before
-    if run.checkpoints().is_dir() and not any(run.checkpoints().iterdir()):
-        run.checkpoints().rmdir()
+    with contextlib.suppress(OSError):  # it holds something, or was never made
+        os.rmdir(run.checkpoints())
     if not written:
         raise _no_profile(ending)
 

@@ -54,7 +54,7 @@ class Task:
     limit_s: float
 
     @property
-    def checkpoints(self) -> Path:
+    def checkpoints(self) -> str:
         """Where a run of this job writes."""
         from autockpt.run_directory import RunDirectory
 

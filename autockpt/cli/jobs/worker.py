@@ -11,6 +11,7 @@ from autockpt.cli.jobs.preparation import (
     Request,
     check_directory,
     goal_for,
+    in_control_directory,
     placed,
     prepare,
     profile_of,
@@ -34,6 +35,7 @@ LEADER_WAIT_S = 60.0
 def as_worker(request: Request, foreign: str, console: Console) -> Callable[[], int]:
     """Prepare the directory (rank 0) or wait for it; what runs the script afterwards."""
     scale = scale_of(request.launching)
+    request = in_control_directory(request)
     path = request.run_dir or _shared_path(request.script, scale)
     if request.run_dir is not None:
         speaks = environment.rank(os.environ) == 0

@@ -17,6 +17,7 @@ from autockpt.values.arguments import without_secrets
 from autockpt.values.errors import AutockptError, ConfigError, StaleProfileError
 from autockpt.values.goal import Goal
 from autockpt.values.plan import Decision
+from autockpt.values.policy_keys.paths import is_store_url
 from autockpt.values.profile import Fingerprint, Profile
 from autockpt.values.record import from_json
 from autockpt.values.same_job import Job, differences
@@ -57,8 +58,8 @@ def changed_goal(kept: Goal, settings: Sequence[str]) -> Goal:
 
 
 def placed(goal: Goal) -> Goal:
-    """With an absolute path of checkpoints.  Raises ConfigError where none can go."""
-    if goal.storage_path is None:
+    """With an absolute path of checkpoints; a URL is one.  Raises ConfigError where none can go."""
+    if goal.storage_path is None or is_store_url(goal.storage_path):
         return goal
     path = os.path.abspath(os.path.expanduser(goal.storage_path))
     problem = unusable(path)

@@ -258,7 +258,7 @@ class Keeper:
 
     def _look_for_run(self) -> None:
         """On the disk's thread, which may hang: whether the run's directories were removed."""
-        places = (self._directory.path, self._run_directory)
+        places = (self._directory.path, self._run_directory)  # never an object store
         self._is_removed = not any(map(os.path.isdir, places))
 
     def _settled(self) -> bool:

@@ -16,6 +16,7 @@ from autockpt.executors.storage.guard import check_deletions
 from autockpt.executors.throttle.rate_limit import RateLimiter
 from autockpt.values.errors import AutockptError, GuardError, StorageError
 from autockpt.values.generation import Generation
+from autockpt.values.policy_keys.paths import is_store_url
 
 SCRUB_BYTES_PER_S = 100e6
 """Pace of a scrub: about 1.5 % of a core, at every moment; in bursts the training feels it."""
@@ -304,8 +305,11 @@ class DiskWorker:
     def _longest_unread(self) -> Generation | None:
         """Of those whose last reading back is older than SCRUB_AGAIN_S: media rot.
 
-        One that cannot be read, or marked, has its turn once in that time like the others.
+        One that cannot be read, or marked, has its turn once in that time like the others.  An
+        object store looks after its media itself.
         """
+        if is_store_url(self._directory.path):
+            return None
         found = []
         for entry in self._directory.catalogue(self._run_id):
             mark = os.path.join(self._directory.generation_path(entry.generation), "VERIFIED")

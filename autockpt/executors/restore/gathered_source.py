@@ -14,6 +14,7 @@ from autockpt.executors.image.container import ImageIndex, read_trailer
 from autockpt.executors.keeper.wire import ChunksLent, GatheringBegan
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.restore.shard_sources import ChunkSource, ShardSources, shards_on_disk
+from autockpt.executors.storage.places.choose import place_of
 from autockpt.values.errors import CorruptCheckpointError, StorageError
 from autockpt.values.generation import Generation
 
@@ -135,8 +136,8 @@ def gathered_shards(
     used: set[str] = set()
     count = len(began.layouts)
     disk: ShardSources | None = None
-    if os.path.exists(os.path.join(folder, "COMMIT")):
-        with contextlib.suppress(OSError, CorruptCheckpointError, StorageError):
+    with contextlib.suppress(OSError, CorruptCheckpointError, StorageError):
+        if place_of(folder).exists(os.path.join(folder, "COMMIT")):
             disk = shards_on_disk(folder, rank, world_size)
 
     def open_one(shard: int) -> ChunkSource:

@@ -31,6 +31,7 @@ from autockpt.executors.state.live_state import LiveState, local_part
 from autockpt.executors.storage.catalogue import open_shard
 from autockpt.executors.storage.directory import read_commit
 from autockpt.executors.storage.shard_file import run_parallel
+from autockpt.values.policy_keys.paths import is_store_url
 
 TOUCHERS = 2
 """Threads: 0.63 GB/s of a hypervisor's pages, where one got 0.36."""
@@ -114,9 +115,11 @@ def new_bytes(checkpoints: str, rank: int, live: Mapping[str, torch.Tensor]) -> 
 
     `live`: a rank's parameters and buffers, by name; tensors outside host memory go through new
     memory, too.  A shard holds a share of what ranks have in common: its proportions count and not
-    its size.  0 where nothing is committed.  Raises AutockptError or OSError for what cannot be
-    read.
+    its size.  0 where nothing is committed, and in an object store.  Raises AutockptError or
+    OSError for what cannot be read.
     """
+    if is_store_url(checkpoints):  # a restore waits for the network, not for pages
+        return 0
     for name in sorted(os.listdir(checkpoints), reverse=True):
         path = os.path.join(checkpoints, name, "COMMIT")
         if name.startswith("ckpt-") and os.path.exists(path):

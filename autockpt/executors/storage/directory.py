@@ -658,6 +658,8 @@ class CheckpointDirectory:
 
     def empty_trash(self) -> None:
         """Removes what an earlier process could not finish removing."""
+        if self._place.is_store:
+            return
         directory = os.path.join(self.path, "trash")
         names: list[str] = []
         with contextlib.suppress(StorageError):

@@ -13,6 +13,7 @@ import secrets
 import shutil
 
 from autockpt import new_files
+from autockpt.values.policy_keys.paths import is_store_url
 
 KEPT_PER_RANK = 3
 """Where saves come faster than they are read back, as many retire at once."""
@@ -21,7 +22,9 @@ TIGHT_SHARE = 0.1
 
 
 def is_tight(path: str) -> bool:
-    """Whether the file system at `path` is nearly full, or does not say."""
+    """Whether the file system at `path` is nearly full, or does not say; never an object store."""
+    if is_store_url(path):
+        return False
     try:
         room = os.statvfs(path)
     except OSError:
@@ -37,11 +40,13 @@ class ReusableFiles:
 
     def __init__(self, directory: str) -> None:
         self._path = os.path.join(directory, "spare")
+        self._has_blocks = not is_store_url(directory)
+        """False in an object store: its files are not written over."""
 
     def keep(self, rank: int, path: str) -> bool:
         """Moves a retired file here; False when there are enough, or no room, or it cannot be."""
         try:
-            if len(self._of(rank)) >= KEPT_PER_RANK or is_tight(path):
+            if not self._has_blocks or len(self._of(rank)) >= KEPT_PER_RANK or is_tight(path):
                 return False
             new_files.make_directory(self._path)
             os.rename(path, os.path.join(self._path, f"r{rank:05d}-{secrets.token_hex(6)}"))
@@ -60,9 +65,12 @@ class ReusableFiles:
 
     def clear(self) -> None:
         """Gives the space back: at the start and the end of a keeper, and when a disk is full."""
-        shutil.rmtree(self._path, ignore_errors=True)
+        if self._has_blocks:
+            shutil.rmtree(self._path, ignore_errors=True)
 
     def _of(self, rank: int) -> list[str]:
+        if not self._has_blocks:
+            return []
         try:
             return [n for n in os.listdir(self._path) if n.startswith(f"r{rank:05d}-")]
         except OSError:

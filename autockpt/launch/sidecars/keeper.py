@@ -48,7 +48,7 @@ class KeeperBeside:
         try:
             from autockpt.executors.keeper.launch import ensure_keeper
 
-            checkpoints = str(self._run.checkpoints())
+            checkpoints = self._run.checkpoints()
             ensure_keeper(str(self._run.path), node, checkpoints=checkpoints)
         except Exception as error:
             self._console.warn(

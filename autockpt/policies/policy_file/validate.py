@@ -12,6 +12,7 @@ from autockpt.policies.policy_file.document import Mark, Node, Problem
 from autockpt.policies.policy_file.table import KeyTable
 from autockpt.values.errors import ConfigError
 from autockpt.values.plan import interval_conflict
+from autockpt.values.policy_keys.paths import is_store_url
 
 VERSION = 1
 CONDITION = r"\s*(>=|<=|==|>|<)?\s*([0-9]+)\s*"
@@ -86,11 +87,33 @@ def combined_problems(values: Mapping[str, Any], mark: Callable[[str], Mark]) ->
             "archive.lossy: true, or use none"
         )
         found.append(("archive.codec", message))
+    if is_store_url(str(values.get("disk.path", ""))):
+        found += [(path, why) for path, value, why in _IN_STORE if _is_wanted(values, path, value)]
     stored, node = values.get("prices.disk"), values.get("prices.node")
     if stored is not None and node is not None and stored.currency != node.currency:
         message = f"in {node.currency}, and prices.disk is in {stored.currency}; write both in one"
         found.append(("prices.node", message))
     return [Problem(mark=mark(path), path=path, message=message) for path, message in found]
+
+
+_IN_STORE: tuple[tuple[str, Any, str], ...] = (
+    ("disk.codec", "delta", "delta reads the checkpoint before from a disk, and disk.path is an "
+     "object store; use planes or none"),
+    ("disk.direct", True, "O_DIRECT is of file systems, and disk.path is an object store; remove "
+     "it"),
+    ("staging.path", "direct", "writes to a disk past host memory, and disk.path is an object "
+     "store; remove it"),
+    ("archive.codec", ..., "an archive is made of checkpoints in a directory, and disk.path is an "
+     "object store; remove one of them"),
+    ("remote.url", ..., "copies the checkpoints of a directory, and disk.path is an object store "
+     "already; remove remote.url"),
+)  # fmt: skip
+"""Settings that do not go together with an object store, their values (...: any) and why."""
+
+
+def _is_wanted(values: Mapping[str, Any], path: str, value: Any) -> bool:
+    got = values.get(path)
+    return got is not None and (value is ... or got == value)
 
 
 def suggestion(table: KeyTable, name: str, known: Sequence[str]) -> str:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import sys
-from pathlib import Path
 
 import psutil
 import torch
@@ -23,6 +22,7 @@ from autockpt.profiling.measure.movers import tensor_facts
 from autockpt.run_directory import RunDirectory, utc_now
 from autockpt.values.arguments import without_secrets
 from autockpt.values.errors import AutockptError
+from autockpt.values.policy_keys.paths import is_store_url
 from autockpt.values.profile import Fingerprint, StateInventory
 
 
@@ -38,9 +38,17 @@ def fingerprint(*, layout_digest: str, storage_dir: str, ranks: Ranks | None = N
         nodes=ranks.nodes,
         torch_version=str(torch.__version__),
         layout_digest=layout_digest,
-        storage=str(host.mount_of(storage_dir)),
+        storage=_storage_name(storage_dir),
         autockpt_version=autockpt.__version__,
     )
+
+
+def _storage_name(storage_dir: str) -> str:
+    """Return the mount below a directory, or the bucket of an object store."""
+    if is_store_url(storage_dir):
+        scheme, _, rest = storage_dir.partition("://")
+        return f"{scheme}://{rest.partition('/')[0]}"
+    return str(host.mount_of(storage_dir))
 
 
 def interface(ranks: Ranks) -> str | None:
@@ -108,7 +116,7 @@ def host_facts(
     )
 
 
-def storage_directory(run_dir: str) -> Path:
+def storage_directory(run_dir: str) -> str:
     """Where the checkpoints of this run will stand."""
     return RunDirectory(run_dir).checkpoints()
 

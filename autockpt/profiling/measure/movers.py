@@ -21,6 +21,7 @@ from autockpt.executors.snapshot.replica_shares import Place
 from autockpt.executors.snapshot.snapshotter import Snapshot, Snapshotter
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.state.tensor_index import local_part
+from autockpt.executors.storage.places.images import write_stored
 from autockpt.executors.storage.shard_file import write_image
 from autockpt.executors.throttle.idle_windows import IdleWindowThrottle
 from autockpt.profiles.probes.codecs import Codec, Piece
@@ -30,6 +31,7 @@ from autockpt.profiles.samples import TensorFacts
 from autockpt.profiling.facts.ranks import Ranks
 from autockpt.values.errors import AutockptError
 from autockpt.values.plan import CHUNK_BYTES, WRITERS
+from autockpt.values.policy_keys.paths import is_store_url
 
 T = TypeVar("T")
 TensorClass = Literal["parameters", "moments", "other"]
@@ -246,6 +248,9 @@ def persist(path: str, image: memoryview) -> None:
 
 def write(path: str, image: memoryview) -> None:
     """A durable write with the default staging."""
+    if is_store_url(path):
+        write_stored(path, image)
+        return
     write_image(path, image, writers=WRITERS, chunk_bytes=CHUNK_BYTES, direct=True)
 
 

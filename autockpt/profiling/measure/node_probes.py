@@ -3,6 +3,7 @@
 Each is tried on its own: one that fails leaves a sentence and the others go on.
 """
 
+import contextlib
 import os
 import statistics
 from collections.abc import Callable
@@ -20,11 +21,12 @@ from autockpt.profiles.assemble import Measurements
 from autockpt.profiles.probes import clean, codecs, host, links, storage
 from autockpt.profiles.schedule import ProfileSettings
 from autockpt.profiling.facts.ranks import Ranks
-from autockpt.profiling.measure import movers
+from autockpt.profiling.measure import movers, store_probe
 from autockpt.profiling.measure.device_link import DeviceProbe, meet_devices
 from autockpt.profiling.measure.movers import LiveSnapshot
 from autockpt.profiling.measure.peer_link import NodeLink, meet
 from autockpt.values.errors import GuardError
+from autockpt.values.policy_keys.paths import is_store_url
 
 UNKNOWN_BYTES_PER_S = 200e6
 """A storage that was not measured is planned for as a slow network disk."""
@@ -49,7 +51,7 @@ class NodeProbes:
         *,
         state: LiveState,
         progress: Callable[[], dict[str, Any]],
-        directory: Path,
+        directory: str,
         device: torch.device | None,
         settings: ProfileSettings,
     ) -> None:
@@ -57,7 +59,7 @@ class NodeProbes:
         self.snapshot = LiveSnapshot(state, progress)
         self._blocking_s = 0.0
         self._state, self._directory, self._device = state, directory, device
-        self._settings = settings
+        self._settings, self._is_store = settings, is_store_url(directory)
         self._created: list[Path] = []
         self.named = False
         """Files that are written for a probe need a name here."""
@@ -154,7 +156,7 @@ class NodeProbes:
         sample = self._image[: storage.SAMPLE_LIMIT_BYTES]
 
         def write() -> None:
-            with clean.probe_file(str(self._directory), named=self.named) as path:
+            with self._target() as path:
                 movers.write(path, sample)
 
         return write if self.attempt("storage write", write) else None
@@ -163,10 +165,16 @@ class NodeProbes:
         """Does with a whole image what a keeper does."""
 
         def persist() -> None:
-            with clean.probe_file(str(self._directory), named=self.named) as path:
+            with self._target() as path:
                 movers.persist(path, self.snapshot.image)
 
         return persist
+
+    def _target(self) -> contextlib.AbstractContextManager[str]:
+        """Return the path of a write that is gone again behind the block."""
+        if self._is_store:
+            return store_probe.probe_object(self._directory)
+        return clean.probe_file(self._directory, named=self.named)
 
     def encodes(self) -> bool:
         """Whether a codec was measured, so that encoders beside the training are worth a look."""
@@ -273,9 +281,14 @@ class NodeProbes:
             )
 
     def _storage(self, image: memoryview, write_s: float, read_s: float) -> None:
+        if self._is_store:
+            self.measured.storage = store_probe.measure(
+                self._directory, image, write_s=write_s, read_s=read_s
+            )
+            return
         self._prepare_directory()
         probe = storage.StorageProbe(
-            str(self._directory),
+            self._directory,
             image,
             write=write_image,
             read=read_image,
@@ -303,6 +316,9 @@ class NodeProbes:
 
     def remember(self, step: int) -> None:
         """Keep some bytes of the snapshot now: their later change shows the gain of a delta."""
+
+        if self._is_store:
+            return  # nothing is stored as a difference there
 
         def keep() -> None:
             pieces = codecs.spread_pieces(
@@ -335,8 +351,9 @@ class NodeProbes:
 
     def _prepare_directory(self) -> None:
         """Makes the target directory as a run would, and sweeps what a killed profile left."""
-        missing = [p for p in (self._directory, *self._directory.parents) if not p.exists()]
+        directory = Path(self._directory)
+        missing = [p for p in (directory, *directory.parents) if not p.exists()]
         for path in reversed(missing):
             new_files.make_directory(path)
             self._created.append(path)
-        clean.sweep(str(self._directory))
+        clean.sweep(self._directory)

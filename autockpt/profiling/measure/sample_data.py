@@ -5,7 +5,6 @@ Codecs and disks care what they are given: trained weights hardly shrink, zeros 
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -34,7 +33,7 @@ class Content:
         return [self.arena.view[start : start + nbytes] for start in starts]
 
 
-def content(checkpoints: Path, state: StateInventory, *, nbytes: int) -> Content:
+def content(checkpoints: str, state: StateInventory, *, nbytes: int) -> Content:
     """`nbytes` of the newest readable checkpoint, else of numbers like the state's.
 
     Raises GuardError when there is no memory for it.
@@ -58,10 +57,10 @@ def main_dtype(state: StateInventory) -> str:
     return "BF16" if half > state.total_bytes / 2 else "F32"
 
 
-def _newest_first(checkpoints: Path) -> list[str]:
-    if not checkpoints.is_dir():
+def _newest_first(checkpoints: str) -> list[str]:
+    if not os.path.isdir(checkpoints):
         return []
-    usable = [r for r in list_generations(str(checkpoints)) if r.state in ("committed", "verified")]
+    usable = [r for r in list_generations(checkpoints) if r.state in ("committed", "verified")]
     return [os.path.join(checkpoints, record.name) for record in reversed(usable)]
 
 

@@ -37,11 +37,12 @@ class Write:
 
 
 @contextlib.contextmanager
-def target_directory(path: Path) -> Iterator[str]:
+def target_directory(directory: str) -> Iterator[str]:
     """The directory of the checkpoints, made and taken away again where a run would make it.
 
     Raises StorageError when it cannot be made.
     """
+    path = Path(directory)
     missing = [p for p in (path, *path.parents) if not p.exists()]
     try:
         new_files.make_directory(path)

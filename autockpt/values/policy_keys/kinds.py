@@ -317,9 +317,9 @@ class _Place(Kind):
 
 
 class Directory(_Place):
-    """A directory of this machine."""
+    """A directory of this machine, or a place in an object store."""
 
-    values = ("a directory",)
+    values = ("a directory", "`s3://bucket/run`", "`gs://`", "`az://`")
     pattern = "^.+$"
 
     def read(self, value: Any) -> str:

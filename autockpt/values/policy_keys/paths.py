@@ -11,6 +11,7 @@ MAX_PATH_BYTES = 4095
 STORES = ("s3", "gs", "az", "file")
 """Schemes of object stores; `file` is a mounted directory."""
 
+_EXAMPLES = "s3://bucket/run, gs://bucket/run or az://container/run"
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):/")
 _VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
 
@@ -32,17 +33,18 @@ def url_problem(url: str) -> str:
 
 
 def path_problem(path: str) -> str:
-    """Why `path` can be no directory of checkpoints, and what to do; "" if it can be one."""
+    """Why checkpoints can go neither to a directory `path` nor to a URL in an object store, and
+    what to do; "" if they can."""
     if not path.strip():
         return "expected a directory, got an empty text"
     scheme = _SCHEME.match(path)
     if scheme and scheme[1].lower() == "file":
         return f"expected a directory, got the URL {path!r:.80}; write the path without file://"
+    if is_store_url(path):
+        problem = url_problem(path)
+        return f"expected {_EXAMPLES}; the URL {problem}" if problem else ""
     if scheme:
-        return (
-            f"expected a mounted directory, got the URL {path!r:.80}; for copies of good "
-            "checkpoints in an object store set remote.url"
-        )
+        return f"expected a directory or a place in an object store, {_EXAMPLES}; got {path!r:.80}"
     variable = _VARIABLE.search(path)
     if variable:
         return (

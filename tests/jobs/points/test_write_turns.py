@@ -1,6 +1,7 @@
 """Real checkpoints that try ways of writing in turn: each is written so, is whole, and is timed."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -39,7 +40,7 @@ def test_checkpoints_take_the_ways_of_the_plan_in_turn(live: Live) -> None:
         assert event.step in durable
         assert event.durable_s > 0
         assert event.iterations >= 1
-    kept = RunDirectory(live.run_dir).checkpoints()
+    kept = Path(RunDirectory(live.run_dir).checkpoints())
     texts = {path.parent.name: path.read_text() for path in kept.rglob("COMMIT*")}
     assert texts
     for name, text in texts.items():

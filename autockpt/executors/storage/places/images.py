@@ -9,9 +9,9 @@ import threading
 import time
 from typing import Protocol
 
-from autockpt.executors.storage.places.object_store import PART_BYTES, Upload
+from autockpt.executors.storage.places.object_store import PART_BYTES, STREAMS, Upload
 from autockpt.executors.storage.places.store import locate
-from autockpt.executors.storage.shard_file import ImageFile, ImageReader
+from autockpt.executors.storage.shard_file import ImageFile, ImageReader, run_parallel
 from autockpt.values.errors import CorruptCheckpointError, StorageError
 from autockpt.values.policy_keys.paths import is_store_url
 
@@ -124,6 +124,35 @@ class StoredImageWriter:
         """See `ImageWriter`; parts without an object stay until the bucket's rule removes them."""
         self.abandon()
         self._upload = None
+
+
+def write_stored(url: str, image: memoryview) -> float:
+    """Puts an image as a save does; seconds until it is durable.  Raises StorageError."""
+    began = time.monotonic()
+    writer = StoredImageWriter(url, len(image))
+    try:
+        for start in range(0, len(image), PART_BYTES):
+            writer.write_at(start, image[start : start + PART_BYTES])
+        writer.finish(len(image))
+    except BaseException:
+        writer.discard()
+        raise
+    return time.monotonic() - began
+
+
+def read_stored(url: str, into: memoryview) -> float:
+    """Fills `into` as a restore does, `STREAMS` ranges at once; seconds.
+
+    Raises CorruptCheckpointError, StorageError.
+    """
+    began = time.monotonic()
+    reader = StoredImageReader(url)
+    run_parallel(
+        range(0, len(into), PART_BYTES),
+        lambda start: reader.read_at(start, into[start : start + PART_BYTES]),
+        workers=STREAMS,
+    )
+    return time.monotonic() - began
 
 
 class StoredImageReader:

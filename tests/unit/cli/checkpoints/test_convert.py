@@ -146,7 +146,7 @@ def test_a_checkpoint_is_shown_where_the_runs_records_are_not_ours(
 ) -> None:
     """Telemetry of another version is a warning beside it."""
     run_directory = RunDirectory.create(tmp_path / "r")
-    saved(run_directory.checkpoints(), trained_job())
+    saved(Path(run_directory.checkpoints()), trained_job())
     line = '{"event": "Foretold", "schema_version": 1, "at_s": 1.0, "rank": 0}\n'
     run_directory.rank_telemetry(0).write_text(line)
     assert run(["show", str(run_directory.path)]) == 0

@@ -95,7 +95,7 @@ def test_a_setting_changes_the_goal_that_the_run_has(storage: Path) -> None:
         pins=replace(first.pins, keep_last=5),
         retention=replace(first.retention, keep_last=5),
     )
-    assert RunDirectory("r").checkpoints() == storage
+    assert RunDirectory("r").checkpoints() == str(storage)
     assert start(request()) == changed
 
 
@@ -293,4 +293,4 @@ def test_checkpoints_may_move(storage: Path) -> None:
     shutil.rmtree(storage.parent / "second")
     storage.rename(storage.parent / "second")
     start(request(policy="second.yaml"))
-    assert (RunDirectory("r").checkpoints() / FIRST.name).is_dir()
+    assert Path(RunDirectory("r").checkpoints(), FIRST.name).is_dir()

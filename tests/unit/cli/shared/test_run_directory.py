@@ -216,11 +216,12 @@ def test_default_directories_are_new_and_named_after_the_script(
 
 def test_checkpoints_go_where_the_goal_says(run: RunDirectory, tmp_path: Path) -> None:
     """Absolute, relative to where the job was started, or inside the run."""
-    assert run.checkpoints() == run.path / "checkpoints"
-    assert run.checkpoints(Goal(storage_path="/mnt/x")) == Path("/mnt/x")
+    assert run.checkpoints() == str(run.path / "checkpoints")
+    assert run.checkpoints(Goal(storage_path="/mnt/x")) == "/mnt/x"
+    assert run.checkpoints(Goal(storage_path="s3://bucket/run/")) == "s3://bucket/run"
     run.write_info(INFO)
     run.write_goal(Goal(storage_path="ckpt"))
-    assert run.checkpoints() == Path("/home/u/ckpt")
+    assert run.checkpoints() == "/home/u/ckpt"
 
 
 def test_other_directories_are_not_runs(tmp_path: Path) -> None:

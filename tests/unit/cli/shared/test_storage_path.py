@@ -7,6 +7,7 @@ import pytest
 
 from autockpt.cli.app import run
 from autockpt.cli.shared import plan_choice
+from autockpt.policies.default_plan import plan_without_profile
 from autockpt.values.errors import ConfigError
 
 
@@ -24,7 +25,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("s3://bucket/run-7", "remote.url"), ("file/checkpoints", "is no directory"),
+        ("hdfs://node/run-7", "object store"), ("file/checkpoints", "is no directory"),
         ("/proc/checkpoints", "belongs to the kernel"), ("/dev/null/x", "is no directory"),
     ],
 )  # fmt: skip
@@ -61,3 +62,25 @@ def test_a_directory_that_is_not_there_yet_is_fine(here: Path) -> None:
     goal = plan_choice.read_goal(None, ["disk.path=new/one"], environ={})
     assert goal.storage_path == str(here / "new" / "one")
     assert not (here / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("disk.codec=delta", "disk.codec: delta reads the checkpoint before"),
+        ("disk.direct=true", "disk.direct: O_DIRECT is of file systems"),
+        ("staging.path=direct", "staging.path: writes to a disk"),
+        ("archive.codec=none", "archive.codec: an archive is made of checkpoints in a directory"),
+        ("remote.url=s3://bucket/copies", "remote.url: copies the checkpoints of a directory"),
+    ],
+)
+def test_what_a_store_does_not_offer_is_refused_at_once(
+    here: Path, setting: str, said: str
+) -> None:
+    """With one sentence; nothing was asked of the store."""
+    url = "disk.path=s3://bucket/run"
+    with pytest.raises(ConfigError, match=said):
+        plan_choice.read_goal(None, [url, setting], environ={})
+    goal = plan_choice.read_goal(None, [url], environ={})
+    assert goal.is_in_store
+    assert not plan_without_profile(goal).staging.direct_io

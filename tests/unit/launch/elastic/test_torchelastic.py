@@ -297,7 +297,7 @@ def test_a_profile_under_a_foreign_launcher_keeps_its_policy(tmp_path: Path) -> 
     assert (goal.storage_path, goal.limits.stall_s) == (str(tmp_path / "ckpt"), 0.05)
     assert info is not None
     assert (info.mode, info.args, info.ranks_per_node) == ("profile", ("--lr=1",), 2)
-    assert run.checkpoints() == tmp_path / "ckpt"
+    assert run.checkpoints() == str(tmp_path / "ckpt")
     refused = autockpt("profile", "--out", "s.py/p", "s.py", cwd=tmp_path, RANK="0", WORLD_SIZE="1")
     assert "a file stands where a directory is needed" in refused.stderr
     assert "bug" not in refused.stderr
@@ -377,7 +377,7 @@ def test_a_protected_run_resumes_and_its_checkpoints_can_be_read(tmp_path: Path)
     assert any(row["shape"] == [64, 64] for row in contents.values())
     assert autockpt("verify", "r", "--all", cwd=tmp_path).returncode == 0
     assert "resumed at step 20 from memory" in autockpt("explain", "r", cwd=tmp_path).stdout
-    folder = RunDirectory(tmp_path / "r").checkpoints() / status.last_durable
+    folder = Path(RunDirectory(tmp_path / "r").checkpoints(), status.last_durable)
     _flip_a_byte(folder / shown["shards"][0]["file"])
     damaged = autockpt("verify", "r", cwd=tmp_path)
     assert damaged.returncode == 65
@@ -410,7 +410,7 @@ def test_profile_of_an_untouched_script_leads_to_a_plan(tmp_path: Path) -> None:
     assert run.read_decision() is not None
     assert run.read_plan() is not None
     assert run.report.exists()
-    assert not run.checkpoints().exists()
+    assert not Path(run.checkpoints()).exists()
     assert "next: autockpt run --profile p/profile.json" in done.stderr
 
 

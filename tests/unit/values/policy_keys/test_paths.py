@@ -10,8 +10,10 @@ from autockpt.values.policy_keys.paths import path_problem
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("s3://bucket/run-7", "remote.url"), ("GS://b/x", "remote.url"), ("s3:/b/x", "remote.url"),
-        ("hdfs://node/x", "remote.url"), ("file:///mnt/x", "without file://"),
+        ("s3://", "s3://bucket/run"), ("GS://b/x", "gs://bucket/run"),
+        ("s3:/b/x", "s3://bucket/run"), ("s3://b/x?a=b", "an option"),
+        ("s3://me:word@b/x", "keys and options stand in the environment"),
+        ("hdfs://node/x", "a place in an object store"), ("file:///mnt/x", "without file://"),
         ("$SCRATCH/ckpt", "the variable $SCRATCH"), ("/mnt/${JOB}/x", "the variable ${JOB}"),
         ("a\ud800", "no file name can hold"),
         ("a\0b", "control characters"), ("a\nb", "control characters"), (" ", "empty"),
@@ -27,7 +29,20 @@ def test_what_is_no_directory_is_said(path: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["checkpoints", "/mnt/a b/é", "~/ckpt", "../x", "run:7/x", "/a/s3://b", "x$", "a{b}"]
+    "path",
+    [
+        "s3://bucket",
+        "gs://bucket/run-7",
+        "az://container/a b",
+        "checkpoints",
+        "/mnt/a b/é",
+        "~/ckpt",
+        "../x",
+        "run:7/x",
+        "/a/s3://b",
+        "x$",
+        "a{b}",
+    ],
 )
 def test_everything_else_can_be_one(path: str) -> None:
     """Odd names are the user's own business."""

@@ -1,6 +1,7 @@
 """A file system and an object store keep the same contract."""
 
 import itertools
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from autockpt.executors.keeper.saving.delta_bases import Base
 from autockpt.executors.storage.catalogue import list_generations, verify_generation
 from autockpt.executors.storage.directory import CheckpointDirectory
 from autockpt.executors.storage.places.choose import place_of
+from autockpt.profiling.measure import store_probe
 from autockpt.values.generation import Generation
 from tests.contracts.place_contract import PlaceContract
 from tests.contracts.remote_contract import image
@@ -72,6 +74,25 @@ def test_shards_go_through_the_keepers_pipeline_into_a_store(tmp_path: Path, cod
     shard = tmp_path / "store" / "run" / "ckpt-t0001-step-00000001" / "shard-00001-a1.safetensors"
     shard.write_bytes(bytes(byte ^ 1 for byte in shard.read_bytes()))
     assert verify_generation(directory.path, shard.parent.name).damaged
+
+
+def test_the_probe_of_a_store_measures_it_and_leaves_nothing(tmp_path: Path) -> None:
+    """Latency and rates; objects of a profile that was killed go, those of others stay."""
+    url = f"file://{tmp_path}/store/run"
+    CheckpointDirectory(url).open()
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    dead = f"{url}/{store_probe.PREFIX}{gone.pid}-{store_probe.host_name()}-0"
+    other = f"{url}/{store_probe.PREFIX}1-00000000-0"
+    for path in (dead, other):
+        place_of(url).write(path, b"x")
+    image = memoryview(bytes(20 * 2**20))
+    found = store_probe.measure(url, image, write_s=0.0, read_s=0.0)
+    kinds = {(s.operation, s.direct) for s in found.samples}
+    assert kinds == {("write", False), ("read", False)}
+    assert all(s.bytes >= store_probe.PILOT_BYTES and s.seconds > 0 for s in found.samples)
+    assert len(found.empty_write_s) == 3
+    assert sorted(place_of(url).names(url)) == sorted(["RUN", os.path.basename(other)])
 
 
 def test_a_directory_on_disk_loads_nothing_of_stores() -> None:

@@ -1,0 +1,1 @@
+"""Jobs whose checkpoints go to an object store."""
