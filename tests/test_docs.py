@@ -5,6 +5,7 @@ profile made here; those that train are parsed by the real command line; `make` 
 with `make -n`.
 """
 
+import ast
 import inspect
 import json
 import os
@@ -26,6 +27,7 @@ from autockpt.launch.environment import FOR_USERS, SET_BY_THE_LAUNCHER
 from autockpt.policies.policy_file import keys_table
 from autockpt.policies.registry import presets
 from autockpt.run_directory import RunDirectory
+from autockpt.values import errors
 from benchmarks.compression.table import table
 from benchmarks.contest.table import README as README_SYSTEMS
 from docs import generate
@@ -38,6 +40,10 @@ README = ROOT / "README.md"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 TEXT = "\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
 KEYS_DOCUMENT = ROOT / "docs" / "howto" / "policy_files.md"
+TROUBLESHOOTING = ROOT / "docs" / "troubleshooting.md"
+REPORTERS = ("report_degraded", "degraded", "_degrade")
+"""Methods whose first argument names the part that failed."""
+
 RUNS_JOBS = ("run", "profile", "tune", "doctor", "drill", "archive-eval", "restore")
 """Commands that take longer than a test may: their command lines are parsed, not run."""
 
@@ -111,7 +117,8 @@ def test_documented_commands_work(path: str, capfd: pytest.CaptureFixture[str]) 
         program, *argv = shlex.split(line)
         if program != "autockpt" or line.removeprefix("autockpt ") in COMPARED:
             continue
-        if argv[0] in RUNS_JOBS or any("://" in word for word in argv):
+        follows = path.startswith("docs/start/")  # run in tests/jobs/kill/test_tutorials.py
+        if follows or argv[0] in RUNS_JOBS or any("://" in word for word in argv):
             parses(argv)
         else:
             assert app.run(argv) == 0, f"{path}: $ {line}\n{capfd.readouterr().err}"
@@ -228,6 +235,55 @@ def test_every_decision_is_in_the_index() -> None:
     folder = ROOT / "docs" / "decisions"
     listed = re.findall(r"\]\((\d{4}-[\w-]+\.md)\)", (folder / "README.md").read_text())
     assert listed == sorted(path.name for path in folder.glob("[0-9]*.md"))
+
+
+def names_of_degraded_parts() -> set[str]:
+    """Names with which the package reports a failed part, from the calls that do."""
+    found = set()
+    for path in ROOT.glob("autockpt/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            given = node.args[:1] if name in REPORTERS else []
+            if name == "Degraded":
+                given = [keyword.value for keyword in node.keywords if keyword.arg == "what"]
+            found |= {str(a.value) for a in given if isinstance(a, ast.Constant)}
+    return found
+
+
+def names_of_errors() -> dict[str, int | None]:
+    """Every error class of the package with its exit code; None: its base has it."""
+    bases: dict[str, set[str]] = {}
+    for path in ROOT.glob("autockpt/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                bases[node.name] = {base.id for base in node.bases if isinstance(base, ast.Name)}
+    found = {"AutockptError"}
+    while more := {name for name, above in bases.items() if above & found} - found:
+        found |= more
+    codes = {name: getattr(errors, name, None) for name in found if not name.startswith("_")}
+    return {name: error.exit_code if error else None for name, error in codes.items()}
+
+
+def test_each_failed_part_has_an_entry() -> None:
+    """Troubleshooting has a heading for each name in a `Degraded` event, and for no other."""
+    text = TROUBLESHOOTING.read_text(encoding="utf-8")
+    listed = re.findall(r"^### (.+)$", text, re.M)
+    assert len(names_of_degraded_parts()) > 20
+    assert listed == sorted(names_of_degraded_parts(), key=str.lower)
+    entries = re.split(r"^### .+$", text.partition("## Errors")[0], flags=re.M)[1:]
+    assert all("Meaning:" in entry and "Remedy:" in entry for entry in entries)
+
+
+def test_each_error_has_an_entry() -> None:
+    """With the exit code that its class has."""
+    text = TROUBLESHOOTING.read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (\d+) \|", text, re.M))
+    for name, code in names_of_errors().items():
+        assert f"`{name}`" in text, f"{TROUBLESHOOTING}: no entry for {name}"
+        if code is not None and name != "AutockptError":
+            assert rows[name] == str(code), f"{name} ends with {code}"
 
 
 # --- what is shown is true --------------------------------------------------------------------
