@@ -25,6 +25,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from autockpt.values.table import table
+
 RESULTS = Path(__file__).parent / "results"
 Sample = TypeVar("Sample")
 
@@ -257,13 +259,8 @@ def _print_block(rows: Sequence[Row], figures: Sequence[tuple[str, str]]) -> Non
     names = [figure for figure, _ in figures]
     contestants = list(dict.fromkeys(one.contestant for one in rows if one.figure in names))
     heads = [f"{figure} [{unit}]" if unit else figure for figure, unit in figures]
-    widths = [max(22, len(head)) for head in heads]
-    first = max(len(name) for name in contestants) + 2
-    print(" " * first + "  ".join(f"{h:>{w}}" for h, w in zip(heads, widths, strict=True)))
-    for contestant in contestants:
-        cells = [_cell(by_key.get((contestant, figure))) for figure in names]
-        line = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
-        print(f"{contestant:<{first}}{line}")
+    cells = ((name, *(_cell(by_key.get((name, one))) for one in names)) for name in contestants)
+    print("\n".join(table(("", *heads), cells)))
 
 
 def print_notes(rows: Sequence[Row], notes: Mapping[str, str]) -> None:

@@ -18,6 +18,7 @@ from autockpt.executors.linux.memory import Arena, page_align
 from autockpt.executors.snapshot.snapshotter import Snapshotter
 from autockpt.executors.snapshot.tear_check import FIRST_SNAPSHOTS, Probe
 from autockpt.executors.state.live_state import LiveState
+from autockpt.values.table import markdown
 from benchmarks.harness import parse
 
 SLACK_BYTES = 2**18
@@ -61,11 +62,12 @@ def main() -> None:
     first, rest = save(shooter, slot, FIRST_SNAPSHOTS), save(shooter, slot, later)
     shooter.close()
     print(f"{mib} MiB; means of {later} snapshots, of {FIRST_SNAPSHOTS} in the second row\n")
-    print("| | stall at the boundary | copied and compared |\n|---|---|---|")
     rows = {"without probes": without, "first ten": first, "later": rest}
-    for name, (stalls, wholes) in rows.items():
-        stall, whole = statistics.mean(stalls), statistics.mean(wholes)
-        print(f"| {name} | {stall * 1e3:.2f} ms | {whole * 1e3:.1f} ms |")
+    cells = [
+        (name, f"{statistics.mean(stalls) * 1e3:.2f} ms", f"{statistics.mean(wholes) * 1e3:.1f} ms")
+        for name, (stalls, wholes) in rows.items()
+    ]
+    print("\n".join(markdown(("", "stall at the boundary", "copied and compared"), cells)))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from autockpt.values.table import markdown
 from benchmarks.contest import table as contest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,9 +32,8 @@ def command_line() -> str:
         "Options stand before the script; the rest is the script's.",
     ]
     for heading, names in app.GROUPS.items():
-        lines += ["", f"## {heading}", "", "| command | use |", "|---|---|"]
-        lines += [f"| [`autockpt {name}`](#autockpt-{name}) | {app.COMMANDS[name][1]} |"
-                  for name in names]  # fmt: skip
+        rows = [(f"[`autockpt {name}`](#autockpt-{name})", app.COMMANDS[name][1]) for name in names]
+        lines += ["", f"## {heading}", "", *markdown(("command", "use"), rows)]
     for names in app.GROUPS.values():
         for name in names:
             command = app.cli.get_command(click.Context(app.cli), name)
@@ -54,11 +54,12 @@ def _command(command: click.Command, path: str) -> Iterator[str]:
             if child is not None:
                 yield from _command(child, f"{path} {name}")
         return
-    yield from ("| option | meaning |", "|---|---|")
+    rows = []
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
         if record is not None and "--help" not in parameter.opts:
-            yield f"| `{_cell(record[0])}` | {_cell(record[1])} |"
+            rows.append((f"`{_cell(record[0])}`", _cell(record[1])))
+    yield from markdown(("option", "meaning"), rows)
 
 
 def events() -> str:
@@ -68,10 +69,10 @@ def events() -> str:
     for node in source.body:
         if isinstance(node, ast.ClassDef) and (_bases(node) & {"Event"} or node.name == "Event"):
             head = _flat(ast.get_docstring(node) or "")
-            lines += ["", f"## {node.name}", "", "| field | type | meaning |", "|---|---|---|"]
-            lines.append(f"| *the event* | | {_cell(head)} |")
-            lines += [f"| `{name}` | `{_cell(kind)}` | {_cell(text)} |"
-                      for name, kind, text in _fields(node)]  # fmt: skip
+            rows = [("*the event*", "", _cell(head))]
+            rows += [(f"`{name}`", f"`{_cell(kind)}`", _cell(text))
+                     for name, kind, text in _fields(node)]  # fmt: skip
+            lines += ["", f"## {node.name}", "", *markdown(("field", "type", "meaning"), rows)]
     return "\n".join(lines) + "\n"
 
 
@@ -91,9 +92,9 @@ def _fields(node: ast.ClassDef) -> Iterator[tuple[str, str, str]]:
 
 def metrics() -> str:
     """Return every metric of the Prometheus text."""
-    lines = ["# Metrics", "", MADE, "Every sample has the label `run`.", "",
-             "| metric | kind | meaning |", "|---|---|---|"]  # fmt: skip
-    lines += [f"| `{name}` | {kind} | {_cell(text)} |" for name, kind, text in metric_names()]
+    rows = [(f"`{name}`", kind, _cell(text)) for name, kind, text in metric_names()]
+    table = markdown(("metric", "kind", "meaning"), rows)
+    lines = ["# Metrics", "", MADE, "Every sample has the label `run`.", "", *table]
     return "\n".join(lines) + "\n"
 
 
@@ -128,8 +129,8 @@ def environment() -> str:
 
     lines = ["# Environment variables", "", MADE]
     for heading, names in (("For users", FOR_USERS), ("Set by the launcher", SET_BY_THE_LAUNCHER)):
-        lines += ["", f"## {heading}", "", "| variable | meaning |", "|---|---|"]
-        lines += [f"| `{name}` | {text} |" for name, text in names.items()]
+        rows = [(f"`{name}`", text) for name, text in names.items()]
+        lines += ["", f"## {heading}", "", *markdown(("variable", "meaning"), rows)]
     return "\n".join(lines) + "\n"
 
 
@@ -173,24 +174,25 @@ def targets() -> str:
         rows = [row for row in result.get("rows", ()) if row["target"]]
         if rows:
             machine = result["machine"]
-            lines += [
-                "", f"## {path.stem}", "",
-                f"| machine | {machine['cpu']}, {machine['cores']} cores |", "|---|---|",
-                f"| date | {result['date']} |", f"| commit | `{result['commit']}` |",
-                f"| command | `{_cell(result['command'])}` |", "",
-                "| system | figure | value | spread | n | target | |",
-                "|---|---|---|---|---|---|---|",
+            made = [
+                ("date", result["date"]), ("commit", f"`{result['commit']}`"),
+                ("command", f"`{_cell(result['command'])}`"),
             ]  # fmt: skip
-            lines += [_target(row) for row in rows]
+            on = ("machine", f"{machine['cpu']}, {machine['cores']} cores")
+            lines += ["", f"## {path.stem}", "", *markdown(on, made), ""]
+            lines += markdown(TARGET_HEAD, map(_target, rows))
     return "\n".join(lines) + "\n"
 
 
-def _target(row: dict[str, Any]) -> str:
+TARGET_HEAD = ("system", "figure", "value", "spread", "n", "target", "")
+
+
+def _target(row: dict[str, Any]) -> list[str]:
     value = "not measured" if row["value"] is None else f"{row['value']:.3g} {row['unit']}".strip()
     spread = f"{row['spread'][0]:.3g} to {row['spread'][1]:.3g}" if row["spread"] else ""
     verdict = {True: "met", False: "**missed**", None: ""}[row["met"]]
     cells = (row["contestant"], row["figure"], value, spread, row["n"], row["target"], verdict)
-    return f"| {' | '.join(_cell(str(cell)) for cell in cells)} |"
+    return [_cell(str(cell)) for cell in cells]
 
 
 def _flat(text: str) -> str:
@@ -240,12 +242,11 @@ def with_resumes(document: str) -> str:
 
     def table(found: re.Match[str]) -> str:
         result = results[found[1]]
+        killed = f"{result['version']}, killed in batch {result['killed']} of the first 12"
+        rows = ([*map(_cell, row)] for row in result["rows"])
         lines = [
             found[0].partition("\n")[0],
-            f"| {result['version']}, killed in batch {result['killed']} of the first 12 |"
-            " its own resume | with autockpt |",
-            "|---|---|---|",
-            *(f"| {' | '.join(map(_cell, row))} |" for row in result["rows"]),
+            *markdown((killed, "its own resume", "with autockpt"), rows),
             "",
             EACH_STEP,
         ]

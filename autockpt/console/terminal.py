@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import sys
 import time
 import traceback
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from autockpt.console import progress
+from autockpt.values.table import columns, table
 
 SCHEMA_VERSION = 1
 """Of the objects that --json prints."""
@@ -75,19 +77,20 @@ class Console:
         """Print a table as a part of the result, numbers to the right."""
         if self.json:
             return
-        lines = [tuple(headers), *(tuple(row) for row in rows)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
-        right = [
-            bool(lines[1:]) and all(_is_number(line[i]) for line in lines[1:])
-            for i in range(len(headers))
-        ]
-        for number, line in enumerate(lines):
-            cells = [
-                cell.rjust(width) if to_right else cell.ljust(width)
-                for cell, width, to_right in zip(line, widths, right, strict=True)
-            ]
-            text = "  ".join(cells).rstrip()
-            self.styled(text, "bold") if number == 0 else self.result(text)
+        for number, line in enumerate(table(headers, rows, width=self.width)):
+            self.styled(line, "bold") if number == 0 else self.result(line)
+
+    def columns(self, rows: Iterable[Sequence[str]]) -> None:
+        """Print rows without headers as a part of the result, the last column wrapped."""
+        for line in columns(rows, width=self.width):
+            self.result(line)
+
+    @property
+    def width(self) -> int | None:
+        """Characters of a line: COLUMNS, else the terminal's; None: a file or a pipe, no limit."""
+        if not (os.environ.get("COLUMNS") or self._out.isatty()):
+            return None
+        return shutil.get_terminal_size().columns
 
     def styled(self, text: str, style: str) -> None:
         """Print a line of the result in a style, where there is a terminal that shows it."""
@@ -114,10 +117,6 @@ class Console:
     @property
     def _out(self) -> TextIO:
         return self.out or sys.stdout
-
-
-def _is_number(cell: str) -> bool:
-    return not cell or cell[0].isdigit() or cell in ("-", "?")
 
 
 def save_traceback(error: BaseException) -> str:

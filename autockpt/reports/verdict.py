@@ -15,10 +15,10 @@ from autockpt.reports.analysis.saves import Age
 from autockpt.reports.data import RunData, reckoned_with
 from autockpt.reports.findings import SPREAD, Finding
 from autockpt.values.arguments import HIDDEN
-from autockpt.values.degradation import DegradedTier
 from autockpt.values.exit_codes import REFUSED_AGAIN
 from autockpt.values.plan import CheckpointPlan, Decision
 from autockpt.values.profile import Profile
+from autockpt.values.status import DegradedTier
 from autockpt.values.units import format_duration, format_fraction
 
 FEW_ITERATIONS = 20

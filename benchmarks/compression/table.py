@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from autockpt.values.table import markdown
+
 PEERS = ("zipnn", "blosc2 shuffle zstd-1", "blosc2 shuffle zstd-5", "zstd-1", "7-zip")
 OURS, DELTA, XOR = "planes", "delta (subtract)", "delta (XOR)"
 HEAD = ("ours: ratio, encode, decode", "XOR", *(name.replace(" shuffle", "") for name in PEERS),
@@ -19,7 +21,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     found = {(row["contestant"], row["figure"]): row for row in rows}
     cases = [figure.removesuffix(": ratio") for name, figure in found
              if name in (OURS, DELTA) and figure.endswith(": ratio")]  # fmt: skip
-    lines = [f"| fp32 / bf16 tensors | {' | '.join(HEAD)} |", "|---" * (len(HEAD) + 1) + "|"]
+    lines = []
     for case in cases:
         own = DELTA if "apart" in case else OURS
 
@@ -38,8 +40,8 @@ def table(rows: list[dict[str, Any]]) -> str:
             value(own, "size / best peer", ".3f"),
             value(own, "encode / best peer", ".2f"),
         ]
-        lines.append(f"| {case} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append((case, *cells))
+    return "\n".join(markdown(("fp32 / bf16 tensors", *HEAD), lines))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from autockpt.values.table import markdown
+
 HEAD = ("time with / without", "training blocked", "durable, x the write", "CPU seconds")
 NAMES = {
     "autockpt": "**autockpt**",
@@ -45,7 +47,7 @@ def table(rows: Sequence[dict[str, Any]], chosen: Sequence[str] = ()) -> str:
     names = [name for name in names if found[name, "end-to-end"]["value"] is not None]
     names = [name for name in names if not chosen or name in chosen]
     names.sort(key=lambda name: (name in LAST, found[name, "end-to-end"]["value"]))
-    lines = [f"| | {' | '.join(HEAD)} |", "|---" * (len(HEAD) + 1) + "|"]
+    lines = []
     for name in names:
         cells = [
             _spread(found[name, "end-to-end"]),
@@ -53,8 +55,8 @@ def table(rows: Sequence[dict[str, Any]], chosen: Sequence[str] = ()) -> str:
             _value(found.get((name, "durable/plain write")), "{:.1f}"),
             _value(found.get((name, "CPU per checkpoint")), "{:.2f}"),
         ]
-        lines.append(f"| {NAMES.get(name, name)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append((NAMES.get(name, name), *cells))
+    return "\n".join(markdown(("", *HEAD), lines))
 
 
 def _spread(row: dict[str, Any]) -> str:

@@ -8,10 +8,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+from autockpt.values.table import markdown
 from tests.campaigns.framework import ROOT
 
 PAGE = ROOT / "docs" / "concepts" / "reliability.md"
 RESULT = ROOT / "benchmarks" / "results" / "campaigns.json"
+HEAD = ("campaign", "holds", "played", "asked for", "of different", "violations", "minutes")
 _BLOCK = re.compile(r"(<!-- campaigns -->\n).*?(<!-- /campaigns -->)", re.S)
 
 
@@ -23,19 +25,17 @@ def table(data: dict[str, Any]) -> str:
         f"{data['machine']['cores']} "
         f"cores, Python {data['versions']['python']}, torch {data['versions']['torch']}:",
         "",
-        "| campaign | holds | played | asked for | of different | violations | minutes |",
-        "|---|---|---|---|---|---|---|",
     ]
+    rows = []
     for row in data["campaigns"]:
         played = "skipped: " + row["skipped"] if row["skipped"] else f"{row['executions']:,}"
         wanted = f"{row['wanted']:,}" if row["wanted"] else ""
         distinct = f"{row['distinct']:,}" if row["distinct"] else ""
         minutes = f"{row['seconds'] / 60:.1f}"
-        lines.append(
-            f"| {row['name']} | {row['claim']} | {played} | {wanted} | {distinct} "
-            f"| {row['violated']} | {minutes} |"
+        rows.append(
+            (row["name"], row["claim"], played, wanted, distinct, str(row["violated"]), minutes)
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *markdown(HEAD, rows)]) + "\n"
 
 
 def with_table(page: str, data: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from autockpt.executors.image.container import StoredPart
     from autockpt.executors.storage.directory import CommitFile
     from autockpt.reports.analysis.replication import Protection
-    from autockpt.values.degradation import DegradedTier
+    from autockpt.values.status import DegradedTier
 
 EXAMPLES = """
 autockpt show runs/train-20260101-120000                  # the newest one

@@ -20,7 +20,7 @@ from autockpt.values.status import RunStatus
 
 if TYPE_CHECKING:
     from autockpt.reports.analysis.replication import Protection
-    from autockpt.values.degradation import DegradedTier
+    from autockpt.values.status import DegradedTier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from autockpt.cli.shared.script_source import Loop, Scope, Script, Steps, is_name, last_name
 from autockpt.integrations.adapters import Adapter, adapter_of
+from autockpt.values.table import columns
 
 DRAWS = frozenset({"randperm", "shuffle", "permutation", "sample", "choice", "choices"})
 """Calls that draw an order."""
@@ -85,10 +86,10 @@ def advice(path: str) -> str:
             "autockpt: loops of another shape: ckpt.step() at the end of each iteration\n"
             "autockpt: (docs/howto/loops.md).\n"
         )
-    width = max(len(line.text) for line in found.lines)
     count = {1: "this line protects", 2: "two lines protect"}
     protect = count.get(len(found.lines), f"{len(found.lines)} lines protect")
-    lines = "".join(f"    {line.text:<{width}}  # {line.where}\n" for line in found.lines)
+    rows = [(line.text, f"# {line.where}") for line in found.lines]
+    lines = "".join(f"{line}\n" for line in columns(rows, indent="    "))
     notes = "".join(f"autockpt: {note}\n" for note in found.notes)
     return f"{said}autockpt: `import autockpt` at the top and {protect} it:\n\n{lines}\n{notes}"
 

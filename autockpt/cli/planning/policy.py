@@ -66,7 +66,7 @@ def explain(console: Console, file: str, path: str | None, settings: tuple[str, 
     from autockpt.values.record import to_data
 
     loaded = _load(file, settings)
-    text = explain_(loaded, path)
+    text = explain_(loaded, path, width=console.width)
     if not text:
         keys = [value.path for value in loaded.values]
         sections = {key.partition(".")[0] for key in keys}

@@ -11,6 +11,7 @@ from autockpt.policies.redundancy.schemes import (
     SchemeRow,
     compare_schemes,
 )
+from autockpt.values import table
 from autockpt.values.errors import ConfigError
 from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
 from autockpt.values.record import to_data
@@ -78,9 +79,7 @@ def columns(rows: Sequence[SchemeRow]) -> tuple[list[str], list[list[str]]]:
 
 def markdown(rows: Sequence[SchemeRow]) -> str:
     """The table of docs/concepts/redundancy.md."""
-    headers, cells = columns(rows)
-    lines = [headers, ["---"] * len(headers), *cells]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return "".join(f"{line}\n" for line in table.markdown(*columns(rows)))
 
 
 def legend(asked: Asked) -> list[str]:

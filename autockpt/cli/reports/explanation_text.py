@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from autockpt.cli.reports.explanation import ExplainedChange, ExplainedChoice, Explanation
-from autockpt.cli.shared.decision_text import print_choice, print_plan, promise, verdict
+from autockpt.cli.shared.decision_text import choice_rows, print_plan, promise, verdict
 from autockpt.console import Console
 from autockpt.policies.cost_model.sensitivity import Flip
 from autockpt.tuner.online.recording import Replay
@@ -38,11 +38,11 @@ def print_explanation(console: Console, explained: Explanation) -> None:
 
 def print_some(console: Console, explained: Explanation, *, numbers: bool) -> None:
     """Print the choices and changes of an explanation, with their turning points."""
-    width = max((len(item.choice.name) for item in explained.choices), default=0)
+    rows: list[tuple[str, str]] = []
     for item in explained.choices:
-        print_choice(console, item.choice, width)
-        for line in (*_sensitivity(item), *(_numbers(item.choice.numbers) if numbers else ())):
-            console.result(f"{' ' * (width + 2)}{line}")
+        notes = (*_sensitivity(item), *(_numbers(item.choice.numbers) if numbers else ()))
+        rows += [*choice_rows(item.choice), *(("", note) for note in notes)]
+    console.columns(rows)
     for change in explained.changes:
         _change(console, change, numbers=numbers)
 

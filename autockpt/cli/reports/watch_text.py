@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from autockpt.values.failure import FailureRecord
 from autockpt.values.generation import Generation
 from autockpt.values.status import RunStatus
+from autockpt.values.table import columns
 from autockpt.values.telemetry import (
     CheckpointDurable,
     Degraded,
@@ -22,7 +23,7 @@ from autockpt.values.units import format_duration
 
 STALE_S = 60.0
 """A keeper replaces status.json every ten seconds: an older one says that the keeper is gone."""
-LABEL_WIDTH = 10
+LABEL_WIDTH = 8
 RECENT = 5
 
 
@@ -50,8 +51,8 @@ class LiveView:
 def lines(view: LiveView, width: int) -> list[str]:
     """Return the view for a terminal of `width` columns."""
     shown = [f"{view.title}  {_state(view)}"]
-    for label, text in _facts(view):
-        shown += _labelled(label, text, width)
+    facts = ((label.ljust(LABEL_WIDTH), text) for label, text in _facts(view))
+    shown += columns(facts, width=width)
     recent = list(_recent(view))
     if recent:
         shown += ["", "recent"]
@@ -135,10 +136,3 @@ def _recent(view: LiveView) -> Iterator[str]:
     for failure in view.failures[-2:]:
         source = f", back from {failure.source}" if failure.source else ""
         yield f"restart: {failure.what} lost at step {failure.step}{source}"
-
-
-def _labelled(label: str, text: str, width: int) -> list[str]:
-    room = max(10, width - LABEL_WIDTH)
-    wrapped = textwrap.wrap(text, room) or [""]
-    return [f"{label if number == 0 else '':<{LABEL_WIDTH}}{line}"
-            for number, line in enumerate(wrapped)]  # fmt: skip

@@ -1,5 +1,6 @@
 """A decision on the terminal: the choices, their reasons, and the promise."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from autockpt.console import Console
@@ -37,9 +38,7 @@ def print_decision(console: Console, decision: Decision) -> None:
     """The verdict, every choice with its reason and runner-up, and the promise."""
     console.styled(verdict(decision), "bold")
     console.result("")
-    width = max(len(choice.name) for choice in decision.choices)
-    for choice in decision.choices:
-        print_choice(console, choice, width)
+    console.columns(row for choice in decision.choices for row in choice_rows(choice))
     console.result("")
     for line in promise(decision.expected):
         console.result(line)
@@ -47,15 +46,14 @@ def print_decision(console: Console, decision: Decision) -> None:
         console.result(f"warning: {warning}")
 
 
-def print_choice(console: Console, choice: Choice, width: int) -> None:
-    """One decision."""
-    console.result(f"{choice.name:<{width}}  {choice.chosen}")
-    indent = " " * (width + 2)
-    console.result(f"{indent}{choice.reason}")
+def choice_rows(choice: Choice) -> Iterator[tuple[str, str]]:
+    """One decision, in two columns."""
+    yield choice.name, choice.chosen
+    yield "", choice.reason
     if choice.runner_up:
-        console.result(f"{indent}runner-up: {choice.runner_up}{_versus(choice)}")
+        yield "", f"runner-up: {choice.runner_up}{_versus(choice)}"
     if choice.binding:
-        console.result(f"{indent}bound by: {choice.binding}")
+        yield "", f"bound by: {choice.binding}"
 
 
 def promise(expected: Expected) -> list[str]:

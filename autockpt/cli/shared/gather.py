@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from autockpt.reports.analysis.replication import Protection
     from autockpt.reports.analysis.what_if import WhatIfCurve
     from autockpt.reports.data import RunData
-    from autockpt.values.degradation import DegradedTier
+    from autockpt.values.status import DegradedTier
 
 
 def run_data(run: RunDirectory) -> "RunData":

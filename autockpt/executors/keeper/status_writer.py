@@ -4,7 +4,7 @@ Pure: times come in, sentences go out.  Without a warning, the lost run would be
 Warnings at every failed save would be ignored.
 """
 
-from autockpt.values.degradation import DegradedTier
+from autockpt.values.status import DegradedTier
 
 FIRST_PAUSE_S = 60.0
 LONGEST_PAUSE_S = 3600.0

@@ -7,6 +7,8 @@ and the simulator counts that every row is walked.  No rule lives here.
 from dataclasses import dataclass
 from typing import Literal
 
+from autockpt.values import table
+
 CoordinatorPhase = Literal[
     "idle",
     "gathering",
@@ -200,8 +202,14 @@ def moved(actor: Actor, source: str, target: str) -> None:
 
 def markdown() -> str:
     """The table as docs/internals/protocol.md shows it."""
-    lines = ["| who | from | to | when | tells |", "|---|---|---|---|---|"]
-    for row in TRANSITIONS:
-        sources = "any" if ", ".join(row.sources) == _ANY else ", ".join(row.sources)
-        lines.append(f"| {row.actor} | {sources} | {row.target} | {row.cause} | {row.effect} |")
-    return "\n".join(lines) + "\n"
+    rows = [
+        (
+            row.actor,
+            "any" if ", ".join(row.sources) == _ANY else ", ".join(row.sources),
+            row.target,
+            row.cause,
+            row.effect,
+        )
+        for row in TRANSITIONS
+    ]
+    return "\n".join(table.markdown(("who", "from", "to", "when", "tells"), rows)) + "\n"

@@ -6,6 +6,7 @@ from typing import Any
 from autockpt.policies.policy_file.table import KEYS, KeyTable
 from autockpt.policies.policy_file.validate import CONDITION, FACTS, OVERRIDE, VERSION
 from autockpt.values.policy_keys.key import Key
+from autockpt.values.table import markdown
 
 _COMMENT = 29
 """Column at which the comments of the starter file begin."""
@@ -69,14 +70,14 @@ def init_text(table: KeyTable = KEYS) -> str:
 
 def keys_table(table: KeyTable = KEYS) -> str:
     """The table of all keys in Markdown."""
-    lines = ["| key | values | meaning |", "|---|---|---|"]
+    rows = []
     for section in ("", *table.sections):
         for name, row in _rows(table, section):
             key = f"{section}.{name}" if section else name
             short = f"; short for `{row.path}`" if key != row.path else ""
             meaning = ". ".join(filter(None, (row.doc + short, row.more)))
-            lines.append(f"| `{key}` | {', '.join(row.kind.values)} | {meaning} |")
-    return "\n".join(lines) + "\n"
+            rows.append((f"`{key}`", ", ".join(row.kind.values), meaning))
+    return "\n".join(markdown(("key", "values", "meaning"), rows)) + "\n"
 
 
 def _rows(table: KeyTable, section: str) -> list[tuple[str, Key]]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from autockpt.policies.policy_file.layers import Policy
+from autockpt.values.table import columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,18 +18,14 @@ class Difference:
         return f"{self.path}: {self.before} -> {self.after}"
 
 
-def explain(policy: Policy, path: str | None = None) -> str:
+def explain(policy: Policy, path: str | None = None, *, width: int | None = None) -> str:
     """Every effective value and where it was written, as aligned lines; or those under `path`."""
     rows = [
         (value.path, value.value, value.source)
         for value in policy.values
         if path is None or value.path == path or value.path.startswith(f"{path}.")
     ]
-    widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
-    return "\n".join(
-        f"{key:<{widths[0]}}  {value:<{widths[1]}}  {source}".rstrip()
-        for key, value, source in rows
-    )
+    return "\n".join(columns(rows, width=width))
 
 
 def diff(before: Policy, after: Policy) -> tuple[Difference, ...]:

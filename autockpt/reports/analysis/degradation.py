@@ -10,7 +10,7 @@ from typing import Literal, TypeGuard
 
 from autockpt.reports.analysis.clock import align, utc_s
 from autockpt.reports.analysis.replication import losses
-from autockpt.values.degradation import DegradedTier
+from autockpt.values.status import DegradedTier
 from autockpt.values.telemetry import (
     CheckpointDurable,
     Degraded,

@@ -13,6 +13,7 @@ from autockpt.reports.html.charts.where_time import LABELS
 from autockpt.reports.html.escape import UNIT, plain
 from autockpt.reports.model import ATTACH_LINES, ReportModel
 from autockpt.reports.tiles import COSTS
+from autockpt.values.table import columns
 from autockpt.values.units import format_duration, format_fraction
 
 WIDTH = 88
@@ -239,24 +240,24 @@ def _bar(share: float) -> str:
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows in aligned columns, the last one wrapped where it must be."""
-    if not rows:
-        return []
-    cleaned = [[plain(cell).replace("\n", " ") for cell in row] for row in rows]
-    widths = [max(len(row[i]) for row in cleaned) for i in range(len(cleaned[0]) - 1)]
-    lines: list[str] = []
-    for row in cleaned:
-        left = "  " + "  ".join(
-            cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=True)
-        )
-        lines += _wrap(row[-1], f"{left}  ", " " * (len(left) + 2)) or [left]
-    return lines
+    cleaned = [[_unbroken(cell).replace("\n", " ") for cell in row] for row in rows]
+    return [_broken(line) for line in columns(cleaned, width=WIDTH, indent="  ")]
+
+
+def _unbroken(text: str) -> str:
+    """Text without styles, whose figures keep their units when it is wrapped."""
+    return UNIT.sub("\\1\u00a0\\2", plain(text))
+
+
+def _broken(line: str) -> str:
+    return line.replace("\u00a0", " ")
 
 
 def _wrap(text: str, first: str = "", rest: str = "") -> list[str]:
     lines = textwrap.wrap(
-        UNIT.sub("\\1\u00a0\\2", plain(text)),
+        _unbroken(text),
         WIDTH,
         initial_indent=first,
         subsequent_indent=rest or " " * len(first),
     )
-    return [line.replace("\u00a0", " ") for line in lines]
+    return [_broken(line) for line in lines]

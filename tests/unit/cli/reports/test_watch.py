@@ -13,9 +13,8 @@ from autockpt.cli.app import run
 from autockpt.cli.reports import watch
 from autockpt.cli.reports.watch_text import LiveView, lines
 from autockpt.run_directory import RunDirectory
-from autockpt.values.degradation import DegradedTier
 from autockpt.values.failure import FailureRecord
-from autockpt.values.status import RunStatus
+from autockpt.values.status import DegradedTier, RunStatus
 from autockpt.values.telemetry import (
     CheckpointDurable,
     Event,

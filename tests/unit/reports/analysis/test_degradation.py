@@ -4,7 +4,7 @@ from autockpt.reports import model
 from autockpt.reports.analysis.degradation import SKIPPED, degraded_tiers, failing_disk
 from autockpt.reports.data import RunData
 from autockpt.reports.formats import prometheus
-from autockpt.values.degradation import DegradedTier
+from autockpt.values.status import DegradedTier
 from autockpt.values.telemetry import (
     CheckpointDurable,
     Degraded,
