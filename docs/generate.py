@@ -115,7 +115,7 @@ def metric_names() -> list[tuple[str, str, str]]:
 
 def _live_metrics() -> str:
     """Return the text of the keeper's endpoint and of `autockpt metrics`, for a whole status."""
-    from autockpt.executors.keeper.status_file import exposition
+    from autockpt.executors.keeper.standing.status_file import exposition
     from autockpt.values.status import RunStatus
 
     status = RunStatus(state="running", exit_code=None, restarts=0, last_step=2, protected=True,

@@ -32,7 +32,7 @@ def metrics(console: Console, run_dir: str | None, mixin: str | None) -> None:
 
 
 def _print_status(console: Console, run_dir: str) -> None:
-    from autockpt.executors.keeper.status_file import exposition
+    from autockpt.executors.keeper.standing.status_file import exposition
     from autockpt.run_directory import RunDirectory
     from autockpt.values.errors import ConfigError
 

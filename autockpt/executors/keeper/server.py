@@ -6,18 +6,14 @@ The decisions are NodeProtocol's and CoordinatorProtocol's; this module is their
 
 import contextlib
 import os
-import re
-import select
-import selectors
 import socket
-import struct
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from dataclasses import replace
+from typing import Any
 
 from autockpt.executors.keeper import wire
 from autockpt.executors.keeper.event_recorder import EventRecorder
@@ -26,79 +22,34 @@ from autockpt.executors.keeper.hangs.watch import HangWatch, Watched
 from autockpt.executors.keeper.replication.device_transfers import KeeperExchanges
 from autockpt.executors.keeper.replication.network_windows import LinkWindows, NodeWindows
 from autockpt.executors.keeper.replication.replica_slots import ReplicaSlots
-from autockpt.executors.keeper.restoring.shard_gather import Gathering
-from autockpt.executors.keeper.restoring.shared_buffers import SharedBuffers
+from autockpt.executors.keeper.restoring.lending import RestoreLending
 from autockpt.executors.keeper.restoring.warm_pages import WarmPages
 from autockpt.executors.keeper.saving.last_boundary import LastBoundary
 from autockpt.executors.keeper.saving.shards import ShardSaves
 from autockpt.executors.keeper.slots import CELL_STEP, MemoryTable
-from autockpt.executors.keeper.status_file import METRICS_PORT, StatusEndpoint, StatusFile
-from autockpt.executors.keeper.status_writer import Standing
+from autockpt.executors.keeper.standing.goal_in_force import ends_stuck_ranks, retention_in_force
+from autockpt.executors.keeper.standing.run_standing import RunStanding
 from autockpt.executors.keeper.storage_worker import DiskWorker
+from autockpt.executors.keeper.trainers.connections import Connections, is_readable, peer_of
+from autockpt.executors.keeper.trainers.trainers import Trainer, Trainers, describe, may_replace
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.network.control_plane import Peers
 from autockpt.executors.protocol import messages as p
+from autockpt.executors.protocol.admission import may_send
 from autockpt.executors.protocol.coordinator.machine import CoordinatorProtocol
 from autockpt.executors.protocol.node.machine import NodeProtocol
-from autockpt.executors.storage.directory import CheckpointDirectory, pid_start
-from autockpt.values.errors import AutockptError, NoRoomError, ProtocolError
+from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.values.errors import AutockptError, NoRoomError
 from autockpt.values.generation import Generation
-from autockpt.values.goal import Goal, Retention
-from autockpt.values.plan import Decision
-from autockpt.values.record import from_json
-from autockpt.values.status import RunStatus
 
-_Record = TypeVar("_Record")
 TICK_S = 0.5
 SEALING_TICK_S = 0.02
 """While the last boundary is being sealed."""
 LINGER_S = 600.0
 """A keeper without trainers and without a launcher leaves after this time."""
 FIRST_TRAINER_S = 300.0
-STATUS_S = 10.0
-"""Between two writes of status.json, where nothing is new."""
 OTHERS_PATIENCE_S = 10.0
 """A keeper that does not coordinate waits so long for the others when it has nothing left to do."""
-
-
-@dataclass(slots=True)
-class Trainer:
-    """A connected trainer."""
-
-    rank: int
-    pid: int
-    launcher_pid: int
-    attach: p.TrainerAttached
-    connection: wire.Connection
-    leaving: str = ""
-    note: str = ""
-    """The note about its end, beside the reason."""
-    step: int = 0
-    """The step of its end."""
-    launched: bool = False
-    """`autockpt run` writes itself how it ended."""
-    wanted: wire.SlotsWanted | None = None
-    """Put off until it is known what the slots that it has are needed for."""
-    process: int | None = None
-    """Descriptor of its process, readable when that has ended; None where the system has none."""
-
-
-@dataclass(slots=True)
-class _State:
-    trainers: dict[int, Trainer] = field(default_factory=dict)
-    replaced: list[Trainer] = field(default_factory=list)
-    """A later start has come, and they are still connected: they may write into their slots."""
-    term: int = 0
-    claimed_by: p.Incarnation | None = None
-    memory_committed: str = ""
-    durable: str = ""
-    protected: str = ""
-    durable_name: str | None = None
-    protected_name: str | None = None
-    unprotected: str = ""
-    """Why copies on other nodes are missing; empty: they are not."""
-    ended: Trainer | None = None
-    """The one that was there last."""
 
 
 class Keeper:
@@ -113,11 +64,14 @@ class Keeper:
         self._journal = EventRecorder(run_directory, node)
         self._memory = MemoryTable()
         self._hangs = HangWatch(run_directory, node, self._tell_stuck)
-        self._s = _State()
-        self._posted: deque[Callable[[], None]] = deque()
-        self._wake_read, self._wake_write = socket.socketpair()
-        self._wake_read.setblocking(False)
-        self._selector = selectors.DefaultSelector()
+        self._connections = Connections(self, self._log)
+        self._trainers = Trainers(self.post, self._log)
+        self._standing = RunStanding(
+            run_directory, trainers=self._trainers, memory=self._memory, journal=self._journal,
+            log=self._log,
+        )  # fmt: skip
+        self._term = 0
+        self._claimed_by: p.Incarnation | None = None
         self._disk = DiskWorker(
             self._directory,
             self._run_id,
@@ -138,7 +92,7 @@ class Keeper:
             log=self._log,
             opened=lambda secret, me, host: self._replicas.open(secret, me, host),
         )
-        self._exchanges = KeeperExchanges(self._tell_trainer)
+        self._exchanges = KeeperExchanges(self._trainers.post_to)
         self._windows = NodeWindows(self._copy_rate, self._journal.sent)
         self._replicas = ReplicaSlots(
             run_id=self._run_id, memory=self._memory, post=self.post, tell=self._node_event,
@@ -156,7 +110,7 @@ class Keeper:
         self._coordinator = CoordinatorProtocol(retention=retention)
         self._boundary = LastBoundary(
             state=lambda: self._protocol.state, memory=self._memory, shards=self._shards,
-            tell=self._node_event, send=self._send_to, lost=self._lose,
+            tell=self._node_event, send=self._trainers.send_to, lost=self._lose,
             report=self._boundary_ended,
         )  # fmt: skip
         self._leave_when_drained = False
@@ -167,16 +121,10 @@ class Keeper:
         self._all_finished = False
         """The last trainer ended by itself: no trainer will come back."""
         self._local: deque[p.WireMessage] = deque()
-        self._gathering: Gathering | None = None
-        self._standing = Standing()
-        self._troubles: dict[Generation, str] = {}
-        """The storage's errors for generations on their way there."""
-        self._status = StatusFile(run_directory)
-        self._endpoint = StatusEndpoint(
-            os.path.basename(run_directory), os.environ.get(METRICS_PORT, ""), self._log
-        )
-        self._next_status_s = 0.0
-        self._reading = SharedBuffers(self._log)
+        self._lending = RestoreLending(
+            run_id=self._run_id, node=node, memory=self._memory, replicas=self._replicas,
+            trainers=self._trainers, post=self.post, log=self._log,
+        )  # fmt: skip
         self._kept = WarmPages()
         self._log(f"keeper of node {node}, pid {os.getpid()}, run {self._run_id}")
 
@@ -184,9 +132,7 @@ class Keeper:
 
     def post(self, work: Callable[[], None]) -> None:
         """Runs `work` in the keeper's thread; callable from any thread."""
-        self._posted.append(work)
-        with contextlib.suppress(OSError):
-            self._wake_write.send(b"x")
+        self._connections.post(work)
 
     def serve(
         self,
@@ -197,44 +143,37 @@ class Keeper:
 
         `renew` gives another socket to listen at, where the path of the first one is gone.
         """
-        self._listen(listener)
-        self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
+        self._connections.listen(listener)
         next_tick = next_heartbeat = time.monotonic()
         while not self._finished():
             wait_s = max(0.0, next_tick - time.monotonic())
             if self._boundary.is_active:
                 wait_s = min(wait_s, SEALING_TICK_S)
-            for key, _ in self._selector.select(timeout=wait_s):
-                key.data(key.fileobj)
-            while self._posted:
-                self._posted.popleft()()
-            self._boundary.look(self._s.trainers)
+            self._connections.turn(wait_s)
+            self._boundary.look(self._trainers.live)
             now = time.monotonic()
             if now >= next_tick:
                 next_tick = now + TICK_S
                 self._both(p.TimePassed(now_s=now))
                 self._shards.look_for_stalls()
-                self._say_standing(self._standing.still(now))
+                self._standing.remind(now)
                 self._look_for_hangs(now)
                 self._write_status(now)
                 self._peers.stand("settled" if self._settled() else "busy")
                 again = renew()
                 if again is not None:
                     self._log("the directory of its socket was removed; it has another one")
-                    self._listen(again)
+                    self._connections.listen(again)
             # Without trainers it is not held: a launch on other machines may take over.
-            if now >= next_heartbeat and self._s.term and self._s.trainers:
+            if now >= next_heartbeat and self._term and self._trainers.live:
                 next_heartbeat = now + self._directory.heartbeat_s
-                self._disk.beat(self._s.term)
+                self._disk.beat(self._term)
             elif now >= next_heartbeat and self._disk.idle:
                 next_heartbeat = now + self._directory.heartbeat_s
                 self._disk.submit(self._look_for_run)
-        self._next_status_s = 0.0
-        self._write_status(time.monotonic())
-        self._status.close()
-        self._endpoint.close()
-        self._end_gathering()
-        self._reading.close()
+        self._write_status(time.monotonic(), last=True)
+        self._standing.close()
+        self._lending.close()
         self._kept.close()
         self._replicas.close()
         self._peers.close()
@@ -243,7 +182,7 @@ class Keeper:
         self._log("keeper leaves")
 
     def _finished(self) -> bool:
-        if self._s.trainers:
+        if self._trainers.live:
             self._lonely_since = time.monotonic()
             return False
         if self._shards.busy:
@@ -264,7 +203,7 @@ class Keeper:
     def _settled(self) -> bool:
         """Nothing here waits any more, on this node or another one."""
         node = self._protocol.state
-        if self._s.trainers or node.unsettled or not self._disk.idle:
+        if self._trainers.live or node.unsettled or not self._disk.idle:
             return False
         if len(set(node.nodes)) < 2 or node.phase == "fenced":  # no verdict will come
             return True
@@ -276,75 +215,10 @@ class Keeper:
             return False
         return self._node == self._protocol.state.coordinator or lonely_s < OTHERS_PATIENCE_S
 
-    def _woken(self, sock: Any) -> None:
-        with contextlib.suppress(BlockingIOError):
-            sock.recv(4096)
-
-    def _listen(self, listener: socket.socket) -> None:
-        listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ, self._accept)
-
-    def _accept(self, listener: Any) -> None:
-        sock, _ = listener.accept()
-        _, uid = _peer(sock)
-        if uid != os.getuid():
-            self._log(f"refused a connection of uid {uid}")
-            sock.close()
-            return
-        connection = wire.Connection(sock)
-        self._selector.register(sock, selectors.EVENT_READ, lambda _: self._readable(connection))
-
-    def _readable(self, connection: wire.Connection) -> None:
-        try:
-            received = connection.receive()
-        except (EOFError, OSError):
-            self._closed(connection)
-            return
-        except ProtocolError as error:
-            self._log(f"closed a connection: {error}")
-            self._closed(connection)
-            return
-        for message, descriptors in received:
-            self._from_peer(connection, message, descriptors)
-
-    def _closed(self, connection: wire.Connection) -> None:
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(connection.sock)
-        connection.close()
-        for trainer in [*self._s.trainers.values(), *self._s.replaced]:
-            if trainer.connection is connection:
-                self._trainer_gone(trainer)
-
-    def _watch(self, trainer: Trainer) -> None:
-        """Its end is seen at once: processes that it forked may hold its connection for long."""
-        connection = trainer.connection
-        try:
-            trainer.process = os.pidfd_open(_peer(connection.sock)[0])
-        except ProcessLookupError:
-            self.post(lambda: self._ended(connection))
-        except (OSError, AttributeError):
-            # An old kernel, a Python built for one, a process we cannot see: the connection tells.
-            pass
-        else:
-            self._selector.register(
-                trainer.process, selectors.EVENT_READ, lambda _: self._ended(connection)
-            )
-
-    def _unwatch(self, trainer: Trainer) -> None:
-        if trainer.process is not None:
-            self._selector.unregister(trainer.process)
-            os.close(trainer.process)
-            trainer.process = None
-
-    def _ended(self, connection: wire.Connection) -> None:
-        """Its process is gone; read its last messages first."""
-        while connection.sock.fileno() >= 0 and _is_ready(connection.sock.fileno()):
-            self._readable(connection)
-        self._closed(connection)
-
     # ------------------------------------------------------------------ trainers
 
-    def _from_peer(self, connection: wire.Connection, message: Any, descriptors: list[int]) -> None:
+    def receive(self, connection: wire.Connection, message: Any, descriptors: list[int]) -> None:
+        """Handles a message of a trainer, of a launcher, or of a stranger of this user."""
         if isinstance(message, wire.Hello):
             self._hello(connection, message, descriptors)
             return
@@ -358,17 +232,11 @@ class Keeper:
             self._look_for_deaths()
             self._answer_status(connection)
             return
-        trainer = self._trainer_of(connection)
+        trainer = self._trainers.of(connection)
         if trainer is None or getattr(message, "rank", trainer.rank) != trainer.rank:
             self._log(f"ignored {wire.describe(message)}: not its sender")
             return
         self._from_trainer(trainer, message)
-
-    def _trainer_of(self, connection: wire.Connection) -> Trainer | None:
-        for trainer in self._s.trainers.values():
-            if trainer.connection is connection:
-                return trainer
-        return None
 
     def _hello(
         self, connection: wire.Connection, hello: wire.Hello, descriptors: list[int]
@@ -385,7 +253,7 @@ class Keeper:
             return
         if former is not None:
             self._bury(former)
-            self._s.replaced.append(former)
+            self._trainers.replaced.append(former)
         self._kept.give_back(hello.rank)
         memory = self._memory.of(hello.rank)
         # Of every trainer that is let in: by the board of the one before, a slot would count as
@@ -404,9 +272,9 @@ class Keeper:
             rank=hello.rank, pid=hello.pid, launcher_pid=hello.launcher_pid, attach=hello.attach,
             connection=connection, launched=hello.launched,
         )  # fmt: skip
-        self._s.trainers[hello.rank] = trainer
+        self._trainers.live[hello.rank] = trainer
         self._had_trainers = True
-        self._watch(trainer)
+        trainer.process = self._connections.watch(connection)
         self._give_slots(trainer)
         self._attached(trainer, hello.control_host)
 
@@ -417,12 +285,15 @@ class Keeper:
 
     def _former(self, hello: wire.Hello, connection: wire.Connection) -> Trainer | None:
         """The trainer that lives with this rank, if it is another one."""
-        former = self._s.trainers.get(hello.rank)
+        former = self._trainers.live.get(hello.rank)
         if former is None or former.connection is connection:
             return former
-        same = (former.pid, _peer(former.connection.sock)) == (hello.pid, _peer(connection.sock))
-        if same or (former.process is not None and _is_ready(former.process)):
-            self._ended(former.connection)
+        same = (former.pid, peer_of(former.connection.sock)) == (
+            hello.pid,
+            peer_of(connection.sock),
+        )
+        if same or (former.process is not None and is_readable(former.process)):
+            self._connections.drain(former.connection)
             return None
         return former
 
@@ -432,12 +303,12 @@ class Keeper:
         """Why a trainer is not let in; None: it is."""
         if hello.wire_version != wire.WIRE_VERSION:
             return f"keeper speaks version {wire.WIRE_VERSION}, trainer {hello.wire_version}"
-        if self._trainer_of(connection) is not None:
+        if self._trainers.of(connection) is not None:
             return "its connection is a trainer's already"
-        if former is not None and not _may_replace(hello.attach, former.attach):
+        if former is not None and not may_replace(hello.attach, former.attach):
             return (
-                f"rank {hello.rank} of this run is live: {_who(former)}; stop that run first, or "
-                "use another --run-dir"
+                f"rank {hello.rank} of this run is live: {describe(former)}; stop that run "
+                "first, or use another --run-dir"
             )
         return self._protocol.attach_refusal(hello.attach)
 
@@ -470,7 +341,7 @@ class Keeper:
 
         def prepare() -> None:
             if self._protocol.state.phase != "open":  # else it was decided meanwhile
-                self._reading.prepare(here)
+                self._lending.expect_readers(here)
 
         def look() -> None:
             with contextlib.suppress(AutockptError):
@@ -498,7 +369,7 @@ class Keeper:
             blocking=memory.room is not None and memory.room.blocking, note=memory.note,
         )  # fmt: skip
         descriptors = tuple(arena.fd for arena in memory.slots if arena.fd is not None)
-        self._send(trainer, given, descriptors)
+        self._trainers.send(trainer, given, descriptors)
 
     def _from_trainer(self, trainer: Trainer, message: Any) -> None:
         if isinstance(message, wire.SlotsWanted):
@@ -516,7 +387,7 @@ class Keeper:
         elif isinstance(message, wire.TrainerResumed):
             self._journal.resumed(message)
         elif isinstance(message, wire.ChunksWanted):
-            self._lend_chunks(trainer, message)
+            self._lending.lend_chunks(trainer, message)
         elif isinstance(message, wire.TrainerFailing):
             self._journal.trainer_failing(message.rank)
             self._log(f"the script is failing on rank {message.rank}: {message.error}")
@@ -526,26 +397,36 @@ class Keeper:
         else:
             self._node_event(message)
 
+    def connection_closed(self, connection: wire.Connection) -> None:
+        """The trainers behind a connection are gone."""
+        for trainer in self._trainers:
+            if trainer.connection is connection:
+                self._trainer_gone(trainer)
+
     def _trainer_gone(self, trainer: Trainer) -> None:
-        self._unwatch(trainer)
-        if trainer in self._s.replaced or not self._boundary.put_off(trainer, self._s.trainers):
+        if trainer.process is not None:
+            self._connections.unwatch(trainer.process)
+            trainer.process = None
+        if trainer in self._trainers.replaced or not self._boundary.put_off(
+            trainer, self._trainers.live
+        ):
             self._lose(trainer)
 
     def _lose(self, trainer: Trainer) -> None:
-        if trainer in self._s.replaced:
-            self._s.replaced.remove(trainer)
+        if trainer in self._trainers.replaced:
+            self._trainers.replaced.remove(trainer)
         else:
             self._bury(trainer)
         self._node_event(p.TrainerLost(rank=trainer.rank, incarnation=trainer.attach.incarnation))
 
     def _look_for_deaths(self) -> None:
         """A launcher that asks has seen a death; the answer must know of it."""
-        for trainer in list(self._s.trainers.values()):
-            if trainer.process is not None and _is_ready(trainer.process):
-                self._ended(trainer.connection)
+        for trainer in list(self._trainers.live.values()):
+            if trainer.process is not None and is_readable(trainer.process):
+                self._connections.drain(trainer.connection)
 
     def _take_records(self, connection: wire.Connection, descriptors: list[int]) -> None:
-        trainer = self._trainer_of(connection)
+        trainer = self._trainers.of(connection)
         if trainer is None:  # its Hello was refused
             for fd in descriptors:
                 os.close(fd)
@@ -565,9 +446,9 @@ class Keeper:
 
     def _bury(self, trainer: Trainer) -> None:
         """It is the trainer of its rank no more: it is gone, or a later start has come."""
-        del self._s.trainers[trainer.rank]
+        del self._trainers.live[trainer.rank]
         trainer.step = trainer.step or self._memory.of(trainer.rank).cell(CELL_STEP)
-        self._s.ended, self._next_status_s = trainer, 0.0
+        self._standing.note_end(trainer)
         if trainer.leaving != "finished":
             self._kept.keep(trainer.rank, self._memory.of(trainer.rank).image_capacity)
         self._all_finished = trainer.leaving == "finished"
@@ -604,7 +485,7 @@ class Keeper:
                 rank=trainer.rank, reason=str(error),
                 passing=isinstance(error, NoRoomError | OSError),
             )  # fmt: skip
-            self._send(trainer, refused)
+            self._trainers.send(trainer, refused)
             return
         self._node_event(p.SlotsReplaced(rank=trainer.rank, slots=len(memory.slots)))
         if memory.streams:
@@ -631,7 +512,7 @@ class Keeper:
         return self._protocol.state.incarnation not in (None, incarnation)
 
     def _world_size(self, rank: int) -> int:
-        trainer = self._s.trainers.get(rank)
+        trainer = self._trainers.live.get(rank)
         return trainer.attach.world_size if trainer else len(self._protocol.state.nodes)
 
     def _both(self, event: Any) -> None:
@@ -640,9 +521,11 @@ class Keeper:
 
     def _node_event(self, event: p.NodeEvent) -> None:
         if isinstance(event, p.PersistFailed):
-            self._troubles[event.generation] = event.reason
+            self._standing.note_trouble(event.generation, event.reason)
         elif isinstance(event, p.PersistStalled):
-            self._disk_failed(f"{event.generation} of rank {event.rank}: the storage hangs")
+            self._standing.note_failure(
+                f"{event.generation} of rank {event.rank}: the storage hangs"
+            )
         self._carry_out(self._protocol.handle(event))
 
     def _coordinator_event(self, event: Any) -> None:
@@ -653,14 +536,14 @@ class Keeper:
             self._degrade("retention", str(event))
             return
         if isinstance(event, p.TermClaimed):
-            self._s.term, self._s.claimed_by = event.term, event.incarnation
+            self._term, self._claimed_by = event.term, event.incarnation
         if isinstance(event, p.DirectoryRenewed):
             self._shards.forget_bases()
-            self._disk_failed("the checkpoint directory was emptied; it was made again")
+            self._standing.note_failure("the checkpoint directory was emptied; it was made again")
         elif isinstance(event, p.DirectoryGone):
-            self._disk_failed(event.reason)
+            self._standing.note_failure(event.reason)
         elif isinstance(event, p.CommitFailed) and not event.fenced:
-            self._troubles[event.generation] = event.reason
+            self._standing.note_trouble(event.generation, event.reason)
         if isinstance(event, p.GenerationVerified) and not (event.ok and event.health == "good"):
             self._shards.damaged(event.generation)
         self._coordinator_event(event)
@@ -672,7 +555,7 @@ class Keeper:
         while self._local:
             self._deliver(self._node, self._local.popleft())
         if self._protocol.state.phase == "open":
-            for trainer in [t for t in self._s.trainers.values() if t.wanted is not None]:
+            for trainer in [t for t in self._trainers.live.values() if t.wanted is not None]:
                 wanted, trainer.wanted = trainer.wanted, None
                 if wanted is not None:
                     self._allocate(trainer, wanted)
@@ -686,7 +569,7 @@ class Keeper:
 
     def _from_node(self, node: int, message: p.WireMessage) -> None:
         """A keeper speaks for the ranks of its node, and the coordinator's for the job."""
-        if _may_say(node, message, self._coordinator.state.nodes, self._protocol.state.nodes):
+        if may_send(node, message, self._coordinator.state.nodes, self._protocol.state.nodes):
             self._deliver(node, message)
         else:
             self._log(f"ignored of node {node}: {wire.describe(message)}")
@@ -716,7 +599,9 @@ class Keeper:
                 if self._disk.withdraw_claims(term):
                     withdrawn = p.ClaimWithdrawn(incarnation=incarnation)
                     self.post(lambda: self._coordinator_event(withdrawn))
-                    self._disk_failed(f"{self._directory.path}: the storage does not answer")
+                    self._standing.note_failure(
+                        f"{self._directory.path}: the storage does not answer"
+                    )
             case p.FetchShard():
                 self._replicas.fetch(instruction)
             case p.AbortFetch():
@@ -730,38 +615,31 @@ class Keeper:
                 self._replicas.overwritten(rank)
                 self._memory.free(rank)
             case p.ServeShards():
-                self._end_gathering()
-                self._gathering = Gathering(
-                    instruction, run_id=self._run_id, node=self._node, memory=self._memory,
-                    replicas=self._replicas,
-                )  # fmt: skip
+                self._lending.gather(instruction)
             case p.AnnounceProtected(generation=generation, reason=reason):
-                self._protected(generation, reason)
+                self._standing.note_protected(generation, reason)
             case p.AnnounceMemoryCommitted(generation=generation):
                 if not any(memory.streams for memory in self._memory.ranks.values()):
-                    self._s.memory_committed = str(generation)
+                    self._standing.memory_committed = str(generation)
                     self._journal.memory_committed(generation)
-                self._to_all(instruction)
+                self._trainers.send_all(instruction)
             case p.AnnounceDispute(generation=generation, dispute=dispute):
                 self._log(f"{generation}: replicas disagree: {dispute.who}")
                 if self._node == self._protocol.state.coordinator:
                     self._journal.replicas_disagreed(generation, dispute)
-                self._to_all(instruction)
+                self._trainers.send_all(instruction)
             case p.AnnounceDurable(generation=generation):
-                self._s.durable, self._s.durable_name = str(generation), generation.name
-                self._troubles = {g: why for g, why in self._troubles.items() if g > generation}
-                self._say_standing(self._standing.committed(str(generation)))
+                self._standing.note_durable(generation)
                 self._shards.durable(generation)
                 self._journal.durable(generation)
-                self._to_all(instruction)
+                self._trainers.send_all(instruction)
             case p.AnnounceDropped(generation=generation, reason=reason):
                 self._journal.dropped(generation, reason)
-                streamed = self._shards.troubles.pop(generation, "")
-                if trouble := self._troubles.pop(generation, streamed):
-                    self._disk_failed(trouble)
-                self._to_all(instruction)
+                trouble = self._shards.troubles.pop(generation, "")
+                self._standing.note_dropped(generation, trouble)
+                self._trainers.send_all(instruction)
             case p.FenceTrainer():
-                self._fence(instruction)
+                self._trainers.fence(instruction)
             case p.Report(kind=kind, detail=detail):
                 self._log(f"{kind}: {detail}")
                 if kind == "violation":
@@ -775,58 +653,27 @@ class Keeper:
         else:
             self._peers.send(send.to_node, send.message)
 
-    def _protected(self, generation: Generation | None, reason: str) -> None:
-        """Survives the loss of a node; None: copies are missing, until the next round of them."""
-        before = self._s.unprotected
-        self._s.protected = "" if generation is None else str(generation)
-        self._s.protected_name = None if generation is None else generation.name
-        self._s.unprotected = reason if generation is None else ""
-        if generation is None:
-            if _without_figures(reason) != _without_figures(before):
-                self._log(f"copies on other nodes are missing: {reason}")
-                self._journal.protection_lost(reason)
-        else:
-            self._journal.protected(generation)
-
     def _copy_rate(self) -> float:
         """Bytes per second that other nodes may take: a restore is not slowed down."""
-        attaches = [trainer.attach for trainer in self._s.trainers.values()]
+        attaches = [trainer.attach for trainer in self._trainers.live.values()]
         if not attaches or self._protocol.state.phase != "open":
             return 0.0
         return attaches[0].redundancy.rate_bytes_per_s
 
     def _link_windows(self) -> LinkWindows | None:
         """Of the first rank here, where copies wait for them: a restore waits for nothing."""
-        ranks = sorted(self._s.trainers) if self._protocol.state.phase == "open" else []
+        ranks = sorted(self._trainers.live) if self._protocol.state.phase == "open" else []
         return self._windows.of(self._memory.of(ranks[0]) if ranks else None)
 
     def _receiver(self, rank: int) -> int | None:
         """Whose trainer takes copies of `rank` through the devices, None where that is not asked
         for; callable from any thread."""
-        attaches = {r: trainer.attach for r, trainer in list(self._s.trainers.items())}
+        attaches = {r: trainer.attach for r, trainer in list(self._trainers.live.items())}
         if self._protocol.state.phase != "open" or not attaches:
             return None
         ranks = sorted(attaches)
         path = attaches[ranks[0]].redundancy.path
         return ranks[rank % len(ranks)] if path == "device" else None
-
-    def _tell_trainer(self, rank: int, message: Any, descriptors: tuple[int, ...]) -> None:
-        """Sends to a trainer, from any thread; takes the descriptors over."""
-
-        def tell() -> None:
-            trainer = self._s.trainers.get(rank)
-            if trainer is not None:
-                self._send(trainer, message, descriptors)
-            for fd in descriptors:
-                os.close(fd)
-
-        self.post(tell)
-
-    def _fence(self, fence: p.FenceTrainer) -> None:
-        """Send to the fenced trainers only, not to their successors."""
-        for trainer in [*self._s.trainers.values(), *self._s.replaced]:
-            if (trainer.rank, trainer.attach.incarnation) == (fence.rank, fence.incarnation):
-                self._send(trainer, fence)
 
     def _grant(self, grant: p.GrantSlot) -> None:
         self._replicas.overwritten(grant.rank, grant.slot)
@@ -834,100 +681,31 @@ class Keeper:
         self._to_trainer(grant)
 
     def _to_trainer(self, instruction: Any) -> None:
-        trainer = self._s.trainers.get(instruction.rank)
+        trainer = self._trainers.live.get(instruction.rank)
         if trainer is None:
             return
         if isinstance(instruction, p.RestoreShard):
-            if instruction.source.kind == "memory":
-                self._lend_neighbours(trainer, instruction)
-            elif instruction.source.kind == "gather" and self._gathering is not None:
-                self._send(trainer, self._gathering.began(trainer.rank))
-            elif len(instruction.readers) > 1:
-                self._lend_reading_memory(trainer, instruction)
+            self._lending.lend(trainer, instruction, self._protocol.state.nodes)
         elif isinstance(instruction, p.Resume | p.StartFresh):  # all have read
-            self._end_gathering()
-            self._reading.close()
-        self._send(trainer, instruction)
-
-    def _end_gathering(self) -> None:
-        if self._gathering is not None:
-            self._gathering.close()
-            self._gathering = None
-
-    def _lend_chunks(self, trainer: Trainer, wanted: wire.ChunksWanted) -> None:
-        """Lend the chunks that a rank gathers, from here or brought here."""
-
-        def send(lent: wire.ChunksLent, arena: Arena | None) -> None:
-            fd = None if arena is None else arena.fd
-            self._send(trainer, lent, () if fd is None else (fd,))
-
-        gathering = self._gathering
-        if gathering is None or gathering.attempt != (wanted.term, wanted.attempt):
-            refusal = f"nothing is gathered in attempt {wanted.attempt}"
-            send(wire.ChunksLent(rank=trainer.rank, number=wanted.number, refusal=refusal), None)
-        else:
-            gathering.wanted(wanted, lambda *lent: self.post(lambda: send(*lent)))
-
-    def _lend_reading_memory(self, trainer: Trainer, order: p.RestoreShard) -> None:
-        """Lend memory in which ranks read once from storage the bytes that several of them need."""
-        fd = self._reading.lend(order)
-        if fd is not None:
-            lent = wire.ReadingMemory(rank=trainer.rank, term=order.term, attempt=order.attempt)
-            self._send(trainer, lent, (fd,))
-
-    def _lend_neighbours(self, trainer: Trainer, order: p.RestoreShard) -> None:
-        """State that ranks of a node share is stored by one of them: each needs the slots of all.
-
-        Its own shard is among them when it was fetched from another node.
-        """
-        found: dict[int, tuple[Arena, int]] = {}
-        here = {rank for rank, node in enumerate(self._protocol.state.nodes) if node == self._node}
-        for rank in sorted(here | set(self._memory.ranks)):
-            if rank == trainer.rank and not order.source.copied:
-                continue
-            memory = self._memory.of(rank)
-            arena = memory.holding(order.generation, self._run_id)
-            replica = self._replicas.holding(rank, order.generation)
-            if arena is not None and arena.fd is not None and rank != trainer.rank:
-                found[rank] = arena, memory.image_capacity
-            elif replica is not None:
-                found[rank] = replica.arena, replica.image_bytes
-        lent = wire.NeighbourSlots(
-            rank=trainer.rank, generation=order.generation, ranks=tuple(found),
-            image_bytes=tuple(capacity for _, capacity in found.values()),
-        )  # fmt: skip
-        self._send(trainer, lent, tuple(a.fd for a, _ in found.values() if a.fd is not None))
-
-    def _send_to(self, rank: int, message: Any, descriptors: tuple[int, ...]) -> None:
-        if rank in self._s.trainers:
-            self._send(self._s.trainers[rank], message, descriptors)
-
-    def _to_all(self, instruction: Any) -> None:
-        for trainer in list(self._s.trainers.values()):
-            self._send(trainer, instruction)
-
-    def _send(self, trainer: Trainer, message: Any, descriptors: tuple[int, ...] = ()) -> None:
-        try:
-            trainer.connection.send(message, descriptors)
-        except OSError:
-            # Its end is seen as a closed connection by the loop; nothing to do here.
-            self._log(f"rank {trainer.rank} is not reachable: {type(message).__name__}")
+            self._lending.close()
+        self._trainers.send(trainer, instruction)
 
     # ------------------------------------------------------------------ telling
 
     def _answer_status(self, connection: wire.Connection) -> None:
-        gathered = 0 if self._gathering is None else self._gathering.total_bytes
         status = wire.Status(
             pid=os.getpid(),
-            term=self._s.term,
-            trainers=tuple(sorted(self._s.trainers)),
-            memory_committed=self._s.memory_committed,
-            durable=self._s.durable,
+            term=self._term,
+            trainers=tuple(sorted(self._trainers.live)),
+            memory_committed=self._standing.memory_committed,
+            durable=_text(self._standing.durable),
             draining=self._leave_when_drained,
-            slots_bytes=self._memory.total_bytes + self._replicas.total_bytes + gathered,
-            protected=self._s.protected,
+            slots_bytes=(
+                self._memory.total_bytes + self._replicas.total_bytes + self._lending.gathered_bytes
+            ),
+            protected=_text(self._standing.protected),
             peers=self._peers.connected,
-            claimed_by=self._s.claimed_by,
+            claimed_by=self._claimed_by,
             sealing=self._boundary.is_active,
         )
         with contextlib.suppress(OSError):
@@ -936,38 +714,20 @@ class Keeper:
     def _retired(self, generation: Generation, step: int, freed: int) -> None:
         self.post(lambda: self._journal.retired(generation, step, freed))
 
-    def _disk_failed(self, reason: str) -> None:
-        wall = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self._say_standing(self._standing.failed(time.monotonic(), wall, reason))
-
-    def _say_standing(self, text: str) -> None:
-        """To a person, through one trainer of this node; and to status.json."""
-        if not text:
-            return
-        self._log(text)
-        if self._standing.degraded:
-            self._journal.degraded("checkpoint", text)
-        for rank in sorted(self._s.trainers)[:1]:
-            self._send(self._s.trainers[rank], wire.StorageStands(rank=rank, text=text))
-        self._next_status_s = 0.0
-
     def _look_for_hangs(self, now_s: float) -> None:
         """Do the ranks of this node make progress?"""
         try:
             ranks = {
                 rank: Watched(pid=trainer.pid, memory=self._memory.of(rank))
-                for rank, trainer in self._s.trainers.items()
+                for rank, trainer in self._trainers.live.items()
                 if not trainer.leaving and not self._boundary.is_active
             }
             alone = all(len(ranks) == self._world_size(rank) for rank in ranks)
-            self._hangs.look(now_s, ranks, alone=alone, kill=self._ends_stuck)
+            self._hangs.look(
+                now_s, ranks, alone=alone, kill=lambda: ends_stuck_ranks(self._run_directory)
+            )
         except Exception as error:
             self._log(f"ranks are not watched: {type(error).__name__}: {error}")
-
-    def _ends_stuck(self) -> bool:
-        """Whether the policy in force wants a stuck rank ended."""
-        goal = _read(self._run_directory, "goal.json", Goal) or Goal()
-        return goal.restart.stuck == "restart"
 
     def _tell_stuck(self, text: str, where: str) -> None:
         """On the thread that gathered the evidence."""
@@ -975,46 +735,24 @@ class Keeper:
         def tell() -> None:
             self._log(text)
             self._journal.degraded("progress", text)
-            for trainer in self._s.trainers.values():
+            for trainer in self._trainers.live.values():
                 if not status_of(trainer.pid).get("State", "").startswith(("T", "t")):
                     said = wire.StorageStands(rank=trainer.rank, text=text, launcher_tells=True)
-                    self._send(trainer, said)
+                    self._trainers.send(trainer, said)
                     return
 
         self.post(tell)
 
-    def _write_status(self, now_s: float) -> None:
-        """How it stands, and how it ended where no launcher of ours says so."""
+    def _write_status(self, now_s: float, *, last: bool = False) -> None:
         node = self._protocol.state
-        coordinates = bool(node.nodes) and self._node == node.coordinator
-        if not (coordinates and self._s.term) or now_s < self._next_status_s:
-            return
-        self._next_status_s = now_s + STATUS_S
-        ended = self._s.ended
-        state: Literal["running", "finished", "failed", "interrupted"] = "running"
-        if not self._s.trainers:
-            if ended is None or ended.launched:
-                return
-            state = _ENDS.get(ended.leaving, "failed")
-        steps = [self._memory.of(rank).cell(CELL_STEP) for rank in self._s.trainers]
-        names = [generation.name for generation in sorted(self._coordinator.state.catalogue)]
-        held = bool(self._s.durable or (self._s.memory_committed and state != "finished"))
-        status = RunStatus(
-                state=state, exit_code=None, restarts=0,
-                last_step=max(steps, default=ended.step if ended else None),
-                last_durable=self._s.durable_name or (names[-1] if names else None),
-                last_protected=self._s.protected_name,
-                unprotected_because=self._s.unprotected, degraded=self._standing.degraded,
-                protected=held, report=None, reason="" if not ended or steps else ended.note,
-        )  # fmt: skip
-        self._status.write(status)
-        self._endpoint.show(status)
+        if node.nodes and self._node == node.coordinator and self._term:
+            self._standing.write(now_s, self._coordinator.state.catalogue, last=last)
 
     def _degrade(self, what: str, reason: str) -> None:
         self._log(f"degraded: {what}: {reason}")
         self._journal.degraded(what, reason)
         if what == "health":
-            self._to_all(wire.StateSuspect(reason=reason))
+            self._trainers.send_all(wire.StateSuspect(reason=reason))
 
     def _log(self, text: str) -> None:
         stamp = time.strftime("%H:%M:%S")
@@ -1024,86 +762,5 @@ class Keeper:
             )
 
 
-_ENDS: dict[str, Literal["finished", "interrupted"]] = {
-    "finished": "finished", "signal": "interrupted",
-}  # fmt: skip
-"""By the last word of a trainer; without one it died."""
-
-
-def _may_replace(new: p.TrainerAttached, old: p.TrainerAttached) -> bool:
-    """Of two live processes with one rank the later round of the launch is right.
-
-    Of two running ones that come to a new keeper, the newer term is right.
-    """
-    if new.term is not None and old.term is not None:
-        return new.term > old.term
-    same_launch = new.incarnation.launch_id == old.incarnation.launch_id
-    return same_launch and new.incarnation != old.incarnation
-
-
-def _who(trainer: Trainer) -> str:
-    """For a person who has to end it."""
-    told = f"pid {trainer.pid}, launch {trainer.attach.incarnation}"
-    # In another pid namespace than ours neither of the two is seen.
-    orphan = pid_start(trainer.pid) and not pid_start(trainer.launcher_pid)
-    return f"{told}, whose launcher is dead" if orphan else told
-
-
-def _peer(sock: socket.socket) -> tuple[int, int]:
-    """(process, user) at the other end, as of its `connect`."""
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    pid, uid, _ = struct.unpack("3i", credentials)
-    return pid, uid
-
-
-def _is_ready(fd: int) -> bool:
-    """Whether there is something to read."""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(0))
-
-
-def _without_figures(reason: str) -> str:
-    """Remove figures, so that two rounds that fail for the same reason give one message."""
-    return re.sub(r"[\d.]+", "#", reason)
-
-
-def _may_say(
-    node: int, message: p.WireMessage, ranks: tuple[int, ...], nodes: tuple[int, ...]
-) -> bool:
-    """Whether a message may come from `node`; `ranks`: node of every rank, at the coordinator."""
-    if not isinstance(message, p.TO_COORDINATOR):
-        return bool(nodes) and node == min(nodes)
-    if isinstance(message, p.RankAttached):
-        rank, ranks = message.attach.rank, message.attach.nodes
-    elif isinstance(message, p.CopySealed | p.CopyFailed):
-        return True  # about shards of others; the coordinator knows whose it asked for
-    elif isinstance(message, p.RankSealed):
-        rank = message.shard.rank
-    elif isinstance(message, p.Relayed) and isinstance(message.event, p.PlanPrepared | p.PlanLate):
-        rank = message.event.rank
-    elif hasattr(message, "rank"):
-        rank = message.rank
-    else:
-        return True
-    return not ranks or (0 <= rank < len(ranks) and ranks[rank] == node)
-
-
-def retention_in_force(run_directory: str) -> Retention:
-    """Return the goal's retention; fewer if the plan in force says that its quota holds no more."""
-    goal = _read(run_directory, "goal.json", Goal) or Goal()
-    if goal.limits.disk_bytes is None:
-        return goal.retention
-    decision = None
-    with contextlib.suppress(AutockptError):  # of another version: its plan is not in force
-        decision = _read(run_directory, "decision.json", Decision)
-    return goal.retention if decision is None else decision.plan.retention.at_most(goal.retention)
-
-
-def _read(run_directory: str, name: str, kind: type[_Record]) -> _Record | None:
-    path = os.path.join(run_directory, name)
-    try:
-        with open(path, "rb") as file:
-            return from_json(kind, file.read(), where=path)
-    except OSError:
-        return None
+def _text(generation: Generation | None) -> str:
+    return "" if generation is None else str(generation)

@@ -7,6 +7,7 @@ alive.  A replaced incarnation never comes back.
 
 from collections.abc import Sequence
 
+from autockpt.executors.protocol import messages as m
 from autockpt.executors.protocol.messages import Incarnation, TrainerAttached
 
 
@@ -63,3 +64,24 @@ class Admission:
         if self.holder is not None and self.holder.launch_id != self.current.launch_id:
             self.replaced.add(self.holder.launch_id)
         self.holder = self.current
+
+
+def may_send(
+    node: int, message: m.WireMessage, ranks: tuple[int, ...], nodes: tuple[int, ...]
+) -> bool:
+    """Whether a message may come from `node`; `ranks`: node of every rank, at the coordinator."""
+    if not isinstance(message, m.TO_COORDINATOR):
+        return bool(nodes) and node == min(nodes)
+    if isinstance(message, m.RankAttached):
+        rank, ranks = message.attach.rank, message.attach.nodes
+    elif isinstance(message, m.CopySealed | m.CopyFailed):
+        return True  # about shards of others; the coordinator knows whose it asked for
+    elif isinstance(message, m.RankSealed):
+        rank = message.shard.rank
+    elif isinstance(message, m.Relayed) and isinstance(message.event, m.PlanPrepared | m.PlanLate):
+        rank = message.event.rank
+    elif hasattr(message, "rank"):
+        rank = message.rank
+    else:
+        return True
+    return not ranks or (0 <= rank < len(ranks) and ranks[rank] == node)

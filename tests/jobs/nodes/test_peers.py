@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from autockpt.executors.keeper.__main__ import MOST_DESCRIPTORS, raise_descriptor_limit
-from autockpt.executors.keeper.server import _may_say
 from autockpt.executors.network import control_plane as peers_module
 from autockpt.executors.network import handshake
 from autockpt.executors.network.control_plane import Peers
@@ -27,6 +26,7 @@ from autockpt.executors.network.handshake import (
     frame,
 )
 from autockpt.executors.protocol import messages as p
+from autockpt.executors.protocol.admission import may_send
 from autockpt.values.errors import ProtocolError
 from autockpt.values.generation import Generation
 
@@ -571,16 +571,16 @@ def test_a_keeper_speaks_only_for_its_ranks() -> None:
     def began(rank: int) -> p.RankBegan:
         return p.RankBegan(rank=rank, generation=generation, step=1, disk=False)
 
-    assert _may_say(1, began(2), ranks, ranks)
-    assert not _may_say(1, began(0), ranks, ranks)
-    assert not _may_say(1, began(4), ranks, ranks)
-    assert not _may_say(1, began(-1), ranks, ranks)
+    assert may_send(1, began(2), ranks, ranks)
+    assert not may_send(1, began(0), ranks, ranks)
+    assert not may_send(1, began(4), ranks, ranks)
+    assert not may_send(1, began(-1), ranks, ranks)
     order = p.DurableCommitted(generation=generation)
-    assert _may_say(0, order, ranks, ranks)
-    assert not _may_say(1, order, ranks, ranks)
+    assert may_send(0, order, ranks, ranks)
+    assert not may_send(1, order, ranks, ranks)
     attach = p.TrainerAttached(rank=2, incarnation=FIRST, world_size=4, nodes=ranks, slots=2)
-    assert _may_say(1, p.RankAttached(attach=attach), (), ())
-    assert not _may_say(0, p.RankAttached(attach=attach), (), ())
+    assert may_send(1, p.RankAttached(attach=attach), (), ())
+    assert not may_send(0, p.RankAttached(attach=attach), (), ())
 
 
 def test_proofs_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from autockpt.executors.keeper.server import retention_in_force
+from autockpt.executors.keeper.standing.goal_in_force import retention_in_force
 from autockpt.policies.decide import decide
 from autockpt.run_directory import RunDirectory
 from autockpt.values.goal import Goal, Limits, Retention

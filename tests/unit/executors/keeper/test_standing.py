@@ -2,7 +2,11 @@
 
 import itertools
 
-from autockpt.executors.keeper.status_writer import FIRST_PAUSE_S, LONGEST_PAUSE_S, Standing
+from autockpt.executors.keeper.standing.storage_standing import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    Standing,
+)
 
 WALL = "2026-01-01T00:00:00Z"
 

@@ -4,7 +4,7 @@ import urllib.request
 
 import pytest
 
-from autockpt.executors.keeper.status_file import StatusEndpoint, exposition
+from autockpt.executors.keeper.standing.status_file import StatusEndpoint, exposition
 from autockpt.values.status import RunStatus
 
 STATUS = RunStatus(

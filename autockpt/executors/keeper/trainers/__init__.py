@@ -1,0 +1,1 @@
+"""The trainers of a node: their connections, their processes, and messages to them."""
