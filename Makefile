@@ -65,11 +65,13 @@ test: $(VENV)/.ready  ## the tests without the slow ones
 
 # Each framework has an environment of its own, made once: .venv-NAME with the extra NAME.
 FRAMEWORKS ?= huggingface accelerate lightning ignite deepspeed torchtitan ray trackers
+# What tests need beside it: models of PEFT and TRL are trained in Trainer.
+BESIDE_huggingface := peft trl
 .venv-%/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv .venv-$*
 	@echo "installing into .venv-$* (once, a few minutes) ..."
 	@.venv-$*/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt $(TORCH_ARGS) torch
-	@.venv-$*/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt -e ".[$*]" pytest pytest-timeout hypothesis
+	@.venv-$*/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt -e ".[$*]" $(BESIDE_$*) pytest pytest-timeout hypothesis
 	@touch $@
 
 test-frameworks: $(FRAMEWORKS:%=.venv-%/.ready)  ## adapters against the real frameworks, killed and resumed

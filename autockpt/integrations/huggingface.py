@@ -43,6 +43,8 @@ WRAPPED = (
 """Methods of Trainer that are wrapped."""
 SUMS = ("_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos")
 """Numbers of Trainer beside its state; `_tr_loss` is a tensor."""
+TOKENS = "_total_train_tokens"
+"""A number of TRL's trainers; their `_metrics` are lists of numbers until the next log."""
 
 OF_THIS_START = frozenset({
     "max_steps", "num_train_epochs", "logging_steps", "eval_steps", "save_steps",
@@ -257,6 +259,8 @@ class _Protection:
         state = dataclasses.asdict(copy.copy(trainer.state))
         state.pop("stateful_callbacks", None)
         extra = {name: getattr(trainer, name, 0) for name in SUMS}
+        if hasattr(trainer, TOKENS):
+            extra[TOKENS] = getattr(trainer, TOKENS)
         loss = getattr(trainer, "_tr_loss", None)
         return {
             "epoch": self._epoch,
@@ -266,6 +270,7 @@ class _Protection:
             "state": state,
             "callbacks": [callback.state() for callback in self._exportable()],
             "sums": extra,
+            "metrics": _metrics(trainer),
             "loss": 0.0 if loss is None else float(loss),
         }
 
@@ -301,9 +306,25 @@ class _Protection:
         trainer = self._trainer
         for name, value in self._saved["sums"].items():
             setattr(trainer, name, value)
+        for mode, values in self._saved.get("metrics", {}).items():
+            if mode in _metrics(trainer):
+                trainer._metrics[mode].update(values)
         trainer._tr_loss = torch.tensor(
             self._saved["loss"], dtype=torch.float32, device=trainer.args.device
         )
+
+
+def _metrics(trainer: Any) -> dict[str, dict[str, list[float]]]:
+    """What TRL will log, by "train" and "eval"; {} for other trainers."""
+    return {
+        mode: {name: list(found) for name, found in values.items() if _are_numbers(found)}
+        for mode, values in (getattr(trainer, "_metrics", None) or {}).items()
+        if isinstance(values, dict)
+    }
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(one, int | float) for one in values)
 
 
 class _Sums(TrainerCallback):  # type: ignore[misc]

@@ -14,6 +14,7 @@ import random
 import runpy
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,8 @@ class Case:
     """One cell of the matrix."""
 
     kill: str = ""
-    """forward:N, backward:N or sigterm:N in micro-batch N (from 1), boundary:N behind step N."""
+    """forward:N, backward:N or sigterm:N in micro-batch N (from 1), boundary:N behind step N; at
+    node:N the last rank waits until the test has done something."""
     workers: int = 0
     persistent: bool = False
     accumulation: int = 1
@@ -113,6 +115,14 @@ class Watch:
         if how == "protected":
             self._watch_boundaries()
 
+    def _wait_for_the_test(self) -> None:
+        """Until it has disturbed what it wants to."""
+        deadline = time.monotonic() + 300
+        while not os.path.exists(os.path.join(self.folder, "disturbed")):
+            if time.monotonic() > deadline:
+                raise TimeoutError("the test has disturbed nothing within 300 s")
+            time.sleep(0.05)
+
     def follow(self, parts: Callable[[], dict[str, Any]]) -> None:
         """`parts()`: model, optimizer, maybe scheduler and more, of which digests are noted."""
         self._parts = parts
@@ -123,6 +133,7 @@ class Watch:
             file.write(json.dumps([number, ids, self._digests()]) + "\n")
         self.reached("forward", number)
         self.reached("sigterm", number)
+        self.reached("node", number)
 
     def reached(self, place: str, number: int) -> None:
         """Dies here, if it is to and has not before; the last rank does."""
@@ -135,6 +146,9 @@ class Watch:
             link.wait_until(lambda: link.saves.memory_committed is not None, 60)
         with open(mark, "w") as file:
             file.write(str(number))
+        if place == "node":
+            self._wait_for_the_test()
+            return
         os.kill(os.getpid(), signal.SIGTERM if place == "sigterm" else signal.SIGKILL)
 
     def end(self) -> None:

@@ -1,15 +1,27 @@
-"""Hugging Face Trainer over the samples of the contract."""
+"""Hugging Face Trainer over the samples of the contract.
+
+The option `lora` trains an adapter of PEFT, `sft` a small language model in TRL's SFTTrainer.
+"""
 
 import os
 from typing import Any
 
-from transformers import Trainer, TrainerCallback, TrainingArguments
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 from transformers.trainer_utils import get_last_checkpoint
 
 from tests.contracts.adapter_process import (
     BATCH,
     EPOCHS,
     OWN_EVERY,
+    SAMPLES,
     Case,
     Model,
     Samples,
@@ -30,29 +42,89 @@ class Counting(TrainerCallback):  # type: ignore[misc]
         self.seen.append(state.global_step)
 
 
+class Language(LlamaForCausalLM):  # type: ignore[misc]
+    """Two small layers; the first token of a sample is its number."""
+
+    def __init__(self, watch: Watch) -> None:
+        config = LlamaConfig(
+            vocab_size=SAMPLES + 8, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+            num_attention_heads=2, attention_dropout=0.1, max_position_embeddings=32,
+        )  # fmt: skip
+        super().__init__(config)
+        self.register_buffer("forwards", torch.zeros((), dtype=torch.int64))
+        self.__dict__["watch"] = watch
+        # Not in `forward`: TRL puts another one in its place.
+        self.model.register_forward_hook(self._noted, with_kwargs=True)
+
+    def _noted(self, _: Any, arguments: tuple[Any, ...], named: dict[str, Any], out: Any) -> None:
+        """Notes the batch, and may die."""
+        if not self.training or not torch.is_grad_enabled():
+            return
+        self.forwards += 1
+        number, watch = int(self.forwards), self.__dict__["watch"]
+        tokens = named["input_ids"] if "input_ids" in named else arguments[0]
+        watch.batch(number, tokens[:, 0].tolist())
+        out[0].register_hook(lambda _: watch.reached("backward", number))
+
+
+def _sft(args: dict[str, Any], watch: Watch) -> Trainer:
+    """TRL's trainer of a model that a config makes; nothing is downloaded."""
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models
+    from trl import SFTConfig, SFTTrainer
+
+    words = {f"w{number}": number for number in range(SAMPLES + 6)}
+    words |= {"<pad>": SAMPLES + 6, "<eos>": SAMPLES + 7}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<pad>")),
+        pad_token="<pad>", eos_token="<eos>",
+    )  # fmt: skip
+    rows = [{"input_ids": [number, *((number * k) % SAMPLES for k in range(1, 8))]}
+            for number in range(SAMPLES)]  # fmt: skip
+    config = SFTConfig(**args, max_length=16, bf16=False, gradient_checkpointing=False)
+    return SFTTrainer(
+        model=Language(watch), args=config, train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer, callbacks=[Counting()],
+    )  # fmt: skip
+
+
+def _trainer(args: dict[str, Any], case: Case, watch: Watch) -> Trainer:
+    if case.option == "sft":
+        return _sft(args, watch)
+    data, model = Samples(case), Model(watch)
+    if case.option == "lora":
+        from peft import LoraConfig, get_peft_model
+
+        targets = ["layers.0", "layers.2"]
+        model = get_peft_model(model, LoraConfig(target_modules=targets, lora_dropout=0.1))
+    own: dict[str, Any] = {"label_names": ["labels"], "remove_unused_columns": False}
+    return Trainer(
+        model=model, args=TrainingArguments(**args, **own), train_dataset=data, eval_dataset=data,
+        callbacks=[Counting()],
+    )  # fmt: skip
+
+
 def train(case: Case, watch: Watch, how: str) -> None:
     """As a user writes it."""
-    args = TrainingArguments(
-        output_dir=os.path.join(watch.folder, "own"), use_cpu=True, report_to=[], disable_tqdm=True,
-        per_device_train_batch_size=BATCH, num_train_epochs=EPOCHS, learning_rate=1e-2,
-        gradient_accumulation_steps=case.accumulation, warmup_steps=3, logging_steps=2,
-        save_strategy="steps" if how == "own" else "no", save_steps=OWN_EVERY,
-        eval_strategy="steps" if case.evaluate_every else "no", eval_steps=case.evaluate_every or 1,
-        dataloader_num_workers=case.workers, dataloader_persistent_workers=case.persistent,
-        label_names=["labels"], remove_unused_columns=False, seed=1,
-    )  # fmt: skip
+    own_folder = os.path.join(watch.folder, "own")
+    args: dict[str, Any] = {
+        "output_dir": own_folder, "use_cpu": True, "report_to": [], "disable_tqdm": True,
+        "per_device_train_batch_size": BATCH, "num_train_epochs": EPOCHS, "learning_rate": 1e-2,
+        "gradient_accumulation_steps": case.accumulation, "warmup_steps": 3, "logging_steps": 2,
+        "save_strategy": "steps" if how == "own" else "no", "save_steps": OWN_EVERY,
+        "eval_strategy": "steps" if case.evaluate_every else "no",
+        "eval_steps": case.evaluate_every or 1, "dataloader_num_workers": case.workers,
+        "dataloader_persistent_workers": case.persistent, "seed": 1,
+    }  # fmt: skip
     seed()
-    data = Samples(case)
-    trainer = Trainer(
-        model=Model(watch), args=args, train_dataset=data, eval_dataset=data, callbacks=[Counting()]
-    )
+    trainer = _trainer(args, case, watch)
     resume = None
     if how == "protected":
         from autockpt.integrations import huggingface
 
         huggingface.protect(trainer)
-    if how == "own" and os.path.isdir(args.output_dir):
-        resume = get_last_checkpoint(args.output_dir)
+    if how == "own" and os.path.isdir(own_folder):
+        resume = get_last_checkpoint(own_folder)
     ended: dict[str, Any] = {}
     """What is known at the end alone."""
 

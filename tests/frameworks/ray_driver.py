@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from typing import Any
 
 import ray
@@ -85,12 +86,32 @@ def _protected(
         model=model, optimizer=optimizer, scheduler=scheduler, data=loader,
         goal=with_settings(Goal(), PLAN),
     )  # fmt: skip
+    case = Case(**config["case"])
+    if case.option == "elastic":
+        _epochs(ckpt, loader, train, watch)
+        return
+    preempted = case.option == "preempted"
     length = len(loader)
-    for number, batch in ckpt.batches(EPOCHS * length):
-        watch.passed(ckpt.session, number)
+    is_first = True
+    for number, batch in ckpt.batches(EPOCHS * length * (10 if preempted else 1)):
+        time.sleep(0.1 * preempted)
+        if not is_first:  # a boundary is over
+            watch.passed(ckpt.session, number)
+        is_first = False
         train(number, batch)
         if (number + 1) % OWN_EVERY == 0:
             ckpt.report({"number": number})
+
+
+def _epochs(ckpt: Any, loader: Any, train: Any, watch: Watch) -> None:
+    """The number of batches in an epoch depends on that of the workers."""
+    for epoch in range(ckpt.epoch, EPOCHS):
+        if hasattr(loader.sampler, "set_epoch"):
+            loader.sampler.set_epoch(epoch)
+        for batch in loader:
+            train(ckpt.step_count, batch)
+            ckpt.step()
+    ckpt.close()
 
 
 def _bare(
@@ -131,7 +152,9 @@ def main() -> None:
     trainer = TorchTrainer(
         loop,
         train_loop_config={"case": case, "how": how, "folder": folder},
-        scaling_config=ScalingConfig(num_workers=case["ranks"], use_gpu=False),
+        scaling_config=ScalingConfig(
+            num_workers=(1, 2) if case["option"] == "elastic" else case["ranks"], use_gpu=False
+        ),
         run_config=RunConfig(
             name="contract", storage_path=f"{folder}/store",
             failure_config=FailureConfig(max_failures=2 if case["kill"] else 0),

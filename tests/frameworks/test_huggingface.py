@@ -3,6 +3,7 @@
 import pytest
 
 from tests.contracts.adapter_contract import AdapterContract, Framework
+from tests.contracts.adapter_process import Case
 
 FRAMEWORK = Framework("huggingface", "tests/frameworks/huggingface_driver.py", "transformers")
 
@@ -17,6 +18,13 @@ class TestHuggingFace(AdapterContract):
     """Killed anywhere, it ends as if nothing had happened."""
 
     framework = FRAMEWORK
+    more = (
+        Case(kill="forward:8", option="lora"),
+        Case(kill="backward:19", option="lora", accumulation=4),
+        Case(kill="forward:9", option="sft"),
+        Case(kill="boundary:5", option="sft", accumulation=2),
+    )
+    """An adapter of PEFT, and TRL's SFTTrainer."""
 
 
 def test_the_callback_sets_youngs_interval() -> None:

@@ -69,6 +69,9 @@ class Following:
     def _follow(self) -> None:
         name = _run_id(self._run_dir)
         self._each(lambda sink: sink.begin(self._step, name))
+        # Trackers have hooks of their own now.  The last hook runs first: values before farewells.
+        atexit.unregister(self.stop)
+        atexit.register(self.stop)
         last = False
         while self._sinks and not last:
             last = self._ended.wait(POLL_S)

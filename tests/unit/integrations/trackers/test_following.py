@@ -1,5 +1,6 @@
 """Trackers get what is new, in order, from a thread; one that fails never ends a training."""
 
+import atexit
 import json
 import threading
 from collections.abc import Callable, Mapping
@@ -129,3 +130,29 @@ def test_a_session_is_followed_from_attach_to_its_end(
     names = {name for call in seen.calls[1:-1] for name in call[1]}
     assert "iteration_s" in names
     assert {"begin", "end"} <= {seen.calls[0][0], seen.calls[-1]}
+
+
+def test_the_last_values_come_before_the_trackers_own_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tracker that says farewell in a hook of its own, as W&B does, has had them by then."""
+    hooks: list[Any] = []
+    monkeypatch.setattr(atexit, "register", hooks.append)
+    monkeypatch.setattr(atexit, "unregister", lambda one: one in hooks and hooks.remove(one))
+    farewells = Seen()
+    begun = threading.Event()
+
+    class Parting(Seen):
+        def begin(self, step: int, run_id: str) -> None:
+            atexit.register(farewells.end)
+
+        def end(self) -> None:
+            begun.set()
+
+    (tmp_path / "telemetry").mkdir()
+    following = Following(str(tmp_path), (Parting(),), step=0)
+    following.start()
+    following._ended.set()
+    assert begun.wait(60)
+    following._thread.join(60)
+    assert hooks == [farewells.end, following.stop]
