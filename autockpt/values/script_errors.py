@@ -46,8 +46,11 @@ def origin_of(error: BaseException) -> Origin:
     """Whose fault an exception is, as far as its type and text say."""
     if isinstance(error, SystemExit):
         return "mistake" if error.code in _USAGE_CODES else "script"
-    if not isinstance(error, Exception) or any(map(_is_of_machine, _chain(error))):
+    if isinstance(error, KeyboardInterrupt) or any(map(_is_of_machine, _chain(error))):
         return "machine"
+    if isinstance(error, BaseExceptionGroup):
+        every = {origin_of(part) for part in error.exceptions}
+        return "machine" if "machine" in every else "mistake" if every == {"mistake"} else "script"
     if isinstance(error, UnicodeError):
         return "script"
     return "mistake" if isinstance(error, _MISTAKES) else "script"

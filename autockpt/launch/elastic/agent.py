@@ -230,11 +230,15 @@ def _root_cause(failures: dict[int, Any]) -> tuple[int, Any]:
     return min(failures.items(), key=order)
 
 
+_NO_MESSAGE = "<NONE>"
+"""What torchelastic writes for a rank that left no error file."""
+
+
 def _error(failure: Any) -> str:
     """The exception that a rank has told us of; "" for another death."""
     message = failure.error_file_data.get("message")
     text = message.get("message", "") if isinstance(message, dict) else message
-    return text if isinstance(text, str) else ""
+    return text if isinstance(text, str) and text != _NO_MESSAGE else ""
 
 
 def _ended(exit_code: int) -> str:

@@ -78,7 +78,11 @@ class CrashLoop:
         if attempt.refused:
             return "another live run owns the directory, and every other start is refused too"
         before, self._before = self._before, attempt
+        reached = self._step
         further = self._progress(attempt)
+        if before is not None and _at_same_step(before, attempt):
+            # A restart brings the checkpoints nearer to the step that the job does not pass.
+            further = reached is None or (self._step is not None and self._step > reached)
         if attempt.final and not (further and self._insist):
             return "the script would do so again, so it is not started again"
         if before is not None and _same(before, attempt):
@@ -113,6 +117,12 @@ class CrashLoop:
         self._step = step if further else self._step
         self._generation = generation if newer else self._generation
         return further or newer
+
+
+def _at_same_step(before: Attempt, now: Attempt) -> bool:
+    """Whether a rank ended itself twice by an exception at one step, whatever its origin."""
+    ends = [one.error_step for one in (before, now) if not one.signal]
+    return len(ends) == 2 and ends[0] is not None and ends[0] == ends[1]
 
 
 def _same(before: Attempt, now: Attempt) -> bool:

@@ -42,6 +42,7 @@ def handling(error: Exception, first: BaseException) -> BaseException:
         AssertionError(), NotImplementedError(), RecursionError(), SyntaxError("bad"),
         ModuleNotFoundError("no module named cuda_error"), SystemExit(2), SystemExit(78),
         OverflowError("math range error"),
+        ExceptionGroup("tasks", [ValueError("typo"), ExceptionGroup("inner", [KeyError("lr")])]),
     ],
     ids=repr,
 )  # fmt: skip
@@ -57,6 +58,8 @@ def test_wrong_code_and_wrong_input_are_mistakes(error: BaseException) -> None:
         RuntimeError("Expected all tensors to be on the same device, but found cuda:0 and cpu!"),
         RuntimeError("poisoned batch"), PoisonedError("batch 7"), SystemExit(1), SystemExit("bad"),
         FileNotFoundError(2, "No such file", "data.bin"), UnicodeDecodeError("utf8", b"", 0, 1, ""),
+        GeneratorExit(), BaseException("stop now"),
+        ExceptionGroup("tasks", [ValueError("typo"), PoisonedError("batch 7")]),
     ],
     ids=repr,
 )  # fmt: skip
@@ -79,6 +82,7 @@ def test_other_exceptions_of_the_script_are_its_own(error: BaseException) -> Non
         raised_from(ValueError("no data"), OSError(5, "Input/output error")),
         handling(KeyError("x"), ConnectionResetError()),
         json.JSONDecodeError("Expecting value", "", 0),
+        ExceptionGroup("tasks", [ValueError("typo"), OSError(5, "Input/output error")]),
     ],
     ids=repr,
 )  # fmt: skip

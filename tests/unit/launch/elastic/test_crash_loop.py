@@ -55,6 +55,17 @@ def test_a_newer_checkpoint_is_progress_for_kills() -> None:
     assert all(verdicts(loop, *(replace(KILL, generation=g) for g in generations)))
 
 
+def test_a_newer_checkpoint_is_none_for_exits_at_one_step() -> None:
+    """Memory runs out at step 15 each time, and each start has a checkpoint nearer to it."""
+    fails = [
+        replace(EXIT, step=15, error_step=15, generation=Generation(step=step, term=1))
+        for step in (8, 10, 12, 14)
+    ]
+    assert verdicts(CrashLoop(), *fails) == [True, True, True, False]
+    elsewhere = [replace(one, error_step=step) for one, step in zip(fails, (15, 9, 13, 14))]
+    assert all(verdicts(CrashLoop(), *elsewhere))
+
+
 def test_progress_forgives_what_was_before() -> None:
     """Two failures, progress, two failures: the count began anew."""
     loop = CrashLoop()
