@@ -188,10 +188,12 @@ def load(path: str, *, generation: str | None = None, rank: int | None = None) -
     """
     from autockpt.executors.storage.directory import lossy_notice
     from autockpt.integrations.tree.lazy_tree import materialised
-    from autockpt.integrations.tree.loading import opened
+    from autockpt.integrations.tree.loading import Source, read_from
 
-    with opened(path, generation=generation, rank=rank) as source:
-        state: dict[str, Any] = materialised(source.tree)
-    if source.lossy:
-        warnings.warn(lossy_notice(path, source.lossy), stacklevel=2)
+    def whole(source: Source) -> tuple[dict[str, Any], str]:
+        return materialised(source.tree), source.lossy
+
+    state, lossy = read_from(path, whole, generation=generation, rank=rank)
+    if lossy:
+        warnings.warn(lossy_notice(path, lossy), stacklevel=2)
     return state

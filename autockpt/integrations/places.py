@@ -2,19 +2,25 @@
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from autockpt.run_directory import RunDirectory
-from autockpt.values.errors import ConfigError, NoCheckpointError, StorageError
+from autockpt.values.errors import AutockptError, ConfigError, NoCheckpointError, StorageError
 from autockpt.values.generation import Generation
 from autockpt.values.policy_keys.paths import is_store_url, url_problem
 
 if TYPE_CHECKING:
     from autockpt.executors.protocol.messages import TermParent
     from autockpt.executors.storage.catalogue import GenerationRecord
+
+
+T = TypeVar("T")
+
+AGAIN = 5
+"""Newest checkpoints that may be deleted one after the other while each is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +205,27 @@ def generation_folder(path: str, generation: str | None = None) -> str:
     return os.path.join(place.directory, good_generations(place.directory)[-1])
 
 
+def read_beside_run(find: Callable[[], str], read: Callable[[str], T], *, named: bool) -> T:
+    """Read the checkpoint in the folder that `find` returns, beside a run that deletes old ones.
+
+    Where the newest is meant and goes meanwhile, the next newest is read.  Raises NoCheckpointError
+    for a `named` one that goes, and the errors of `read` for one that stays.
+    """
+    for left in reversed(range(AGAIN)):
+        folder = find()
+        try:
+            return read(folder)
+        except (AutockptError, OSError) as error:
+            if is_store_url(folder) or os.path.exists(os.path.join(folder, "COMMIT")):
+                raise
+            if named or not left:
+                raise NoCheckpointError(
+                    f"{folder}: was deleted while it was read; `autockpt ls` shows what is there, "
+                    "and `autockpt pin` keeps one"
+                ) from error
+    raise AssertionError("the last turn returns or raises")
+
+
 def good_generations(directory: str) -> list[str]:
     """Return the generations that a restore would take, oldest first, without abandoned ones.
 
@@ -256,6 +283,11 @@ def _is_pulled(folder: Path) -> bool:
 
 def _holds_generations(folder: Path) -> bool:
     return (folder / "RUN").exists() or any(_is_generation(name) for name in os.listdir(folder))
+
+
+def names_one(path: str, generation: str | None) -> bool:
+    """Whether a path, or a name beside it, means one checkpoint and no other."""
+    return bool(generation) or _is_generation(os.path.basename(os.path.abspath(path)))
 
 
 def _is_generation(name: str) -> bool:

@@ -90,8 +90,8 @@ def convert(
         return archives.bring_back(console, source, destination, target, generation, force=force)
     from autockpt.integrations.convert.export import MAX_SHARD_BYTES, export
     from autockpt.integrations.convert.import_checkpoint import TARGET, import_tree
-    from autockpt.integrations.places import generation_folder
-    from autockpt.integrations.tree.loading import opened
+    from autockpt.integrations.places import generation_folder, names_one, read_beside_run
+    from autockpt.integrations.tree.loading import read_from
     from autockpt.values.errors import ConfigError
     from autockpt.values.record import to_data
     from autockpt.values.units import format_bytes, parse_size_bytes
@@ -100,21 +100,25 @@ def convert(
     if limit <= 0:
         raise ConfigError(f"--max-shard-size {max_shard_size}: must be more than nothing")
     if target == TARGET:
-        with (
-            opened(source, generation=generation, rank=rank, whole=True) as found,
-            console.progress("convert") as progress,
-        ):
-            done = import_tree(
-                found.tree, destination, lossy=found.lossy, models=found.models,
-                known_nan=found.known_nan, left_out=found.left_out, force=force,
-                progress=progress.at,
+        with console.progress("convert") as progress:
+            done = read_from(
+                source,
+                lambda found: import_tree(
+                    found.tree, destination, lossy=found.lossy, models=found.models,
+                    known_nan=found.known_nan, left_out=found.left_out, force=force,
+                    progress=progress.at,
+                ),
+                generation=generation, rank=rank, whole=True,
             )  # fmt: skip
     else:
-        folder = generation_folder(source, generation)
         with console.progress("convert") as progress:
-            done = export(
-                folder, destination, target, everything=everything,
-                rank=rank, max_shard_bytes=limit, force=force, progress=progress.at,
+            folder, done = read_beside_run(
+                lambda: generation_folder(source, generation),
+                lambda found: (found, export(
+                    found, destination, target, everything=everything, rank=rank,
+                    max_shard_bytes=limit, force=force, progress=progress.at,
+                )),
+                named=names_one(source, generation),
             )  # fmt: skip
     console.object("convert", to_data(done))
     console.result(

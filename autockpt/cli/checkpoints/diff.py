@@ -8,8 +8,9 @@ from autockpt.cli.shared.options import Command, common
 from autockpt.console import Console
 
 if TYPE_CHECKING:
-    from autockpt.integrations.tree.diff import Difference
+    from autockpt.integrations.tree.diff import Comparison, Difference
     from autockpt.integrations.tree.lazy_tree import Tree
+    from autockpt.integrations.tree.loading import Source
 
 EXAMPLES = """
 autockpt diff checkpoints/ckpt-t0001-step-00000400 checkpoints/ckpt-t0001-step-00000800
@@ -35,11 +36,11 @@ def diff(console: Console, a: str, b: str, only: tuple[str, ...]) -> int:
     from autockpt.executors.storage.directory import lossy_notice
     from autockpt.integrations.tree.diff import compare
     from autockpt.integrations.tree.lazy_tree import tensors_of
-    from autockpt.integrations.tree.loading import opened
+    from autockpt.integrations.tree.loading import read_from
     from autockpt.values.errors import ConfigError
     from autockpt.values.record import to_data
 
-    with opened(a) as from_a, opened(b) as from_b:
+    def compared(from_a: "Source", from_b: "Source") -> "Comparison":
         left, right = _parts(from_a.tree, only), _parts(from_b.tree, only)
         if only and not left and not right:
             raise ConfigError(f"neither has {', '.join(only)}; there are: {', '.join(from_a.tree)}")
@@ -48,7 +49,9 @@ def diff(console: Console, a: str, b: str, only: tuple[str, ...]) -> int:
                 console.warn(lossy_notice(path, source.lossy))
         total = sum(tensor.nbytes for tensor in tensors_of(left))
         with console.progress("diff") as progress:
-            found = compare(left, right, tell=lambda nbytes: progress.add(nbytes, total))
+            return compare(left, right, tell=lambda nbytes: progress.add(nbytes, total))
+
+    found = read_from(a, lambda from_a: read_from(b, lambda from_b: compared(from_a, from_b)))
     console.object("diff", {"a": a, "b": b, **to_data(found)})
     console.table(
         ("", "equal", "changed", "other", "max difference", "relative"),

@@ -29,8 +29,8 @@ autockpt show s3://bucket/run-7
 @common
 def show(console: Console, path: str, generation: str | None, tensors: bool) -> None:
     """Show what a checkpoint holds: step, lineage, shards and, with --tensors, every tensor."""
-    from autockpt.executors.storage.directory import lossy_mark, read_commit
-    from autockpt.integrations.places import choose, find_place
+    from autockpt.executors.storage.directory import lossy_mark
+    from autockpt.integrations.places import choose, find_place, read_beside_run
     from autockpt.reports.analysis.replication import facts
     from autockpt.values.record import to_data
 
@@ -38,10 +38,12 @@ def show(console: Console, path: str, generation: str | None, tensors: bool) -> 
         archive.show(console, path, generation, tensors=tensors)
         return
     place = find_place(path, in_store=True)
-    name = choose(place, generation)
-    folder = os.path.join(place.directory, name)
-    commit = read_commit(os.path.join(folder, "COMMIT"))
-    shards = [_shard(folder, commit, rank) for rank in range(len(commit.records))]
+    folder, commit, shards = read_beside_run(
+        lambda: os.path.join(place.directory, choose(place, generation)),
+        _contents,
+        named=bool(generation or place.generation),
+    )
+    name = os.path.basename(folder)
     shown = {
         "generation": name,
         "step": commit.step,
@@ -105,6 +107,14 @@ _COLUMNS = ("rank", "file", "stored_bytes", "tensors", "codec", "chunks")
 def _part(row: dict[str, Any]) -> str:
     """Which boxes of which whole, for people."""
     return f"{row['of']} {' '.join(row['boxes'])}" if "of" in row else ""
+
+
+def _contents(folder: str) -> "tuple[str, CommitFile, list[dict[str, Any]]]":
+    """(folder, its commit, what each shard holds)."""
+    from autockpt.executors.storage.directory import read_commit
+
+    commit = read_commit(os.path.join(folder, "COMMIT"))
+    return folder, commit, [_shard(folder, commit, rank) for rank in range(len(commit.records))]
 
 
 def _shard(folder: str, commit: "CommitFile", rank: int) -> dict[str, Any]:

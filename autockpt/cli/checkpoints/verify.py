@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from autockpt.executors.storage.catalogue import VerifyResult
     from autockpt.integrations.places import Place
 
-AGAIN = 5
-"""Newest checkpoints that may be deleted one after the other while each is read."""
-
 EXAMPLES = """
 autockpt verify runs/train-20260101-120000                # the newest checkpoint
 autockpt verify runs/train-20260101-120000 --all
@@ -52,7 +49,7 @@ def verify(
     from autockpt.executors.storage.directory import CheckpointDirectory
     from autockpt.executors.storage.maintenance import damaged_records
     from autockpt.executors.storage.maintenance import repair as mend
-    from autockpt.integrations.places import find_place
+    from autockpt.integrations.places import AGAIN, find_place
     from autockpt.values.errors import (
         ConfigError,
         CorruptCheckpointError,
@@ -131,7 +128,7 @@ def _verified_one(console: Console, place: "Place", named: str | None) -> "Verif
 
     Raises ConfigError for one that is named and has no COMMIT.
     """
-    from autockpt.integrations.places import choose
+    from autockpt.integrations.places import AGAIN, choose
     from autockpt.values.errors import ConfigError
 
     for _ in range(AGAIN):

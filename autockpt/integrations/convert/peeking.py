@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 from autockpt.integrations.convert.image_reader import Images, commit_of
-from autockpt.integrations.places import generation_folder, is_ours
+from autockpt.integrations.places import generation_folder, is_ours, names_one, read_beside_run
 from autockpt.values.errors import ConfigError, NoCheckpointError
 
 
@@ -16,14 +16,19 @@ def newest_progress(run_dir: str) -> tuple[str, int, dict[str, Any]] | None:
     """
     if not os.path.exists(run_dir):
         return None
+    named = names_one(run_dir, None)
     try:
-        folder = generation_folder(run_dir)
+        return read_beside_run(lambda: generation_folder(run_dir), _progress, named=named)
     except NoCheckpointError:
         return None
     except ConfigError:
         if is_ours(run_dir):
             return None  # a run that has not saved yet
         raise
+
+
+def _progress(folder: str) -> tuple[str, int, dict[str, Any]]:
+    """(name, step, extra) of a checkpoint."""
     commit = commit_of(folder)
     images = Images(folder, commit, (0,))
     try:

@@ -3,21 +3,29 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from autockpt.executors.state import state_tree
 from autockpt.integrations.convert.export import INDEX, STATE
 from autockpt.integrations.dcp import directory
 from autockpt.integrations.files import safetensors_file, torch_file
-from autockpt.integrations.places import find_place, foreign_kind, generation_folder, is_ours
+from autockpt.integrations.places import (
+    find_place,
+    foreign_kind,
+    generation_folder,
+    is_ours,
+    names_one,
+    read_beside_run,
+)
 from autockpt.integrations.tree.checkpoint_tree import GenerationTree, arrays_of
 from autockpt.integrations.tree.foreign_forms import read_beside
 from autockpt.integrations.tree.lazy_tree import LazyTensor, Tree
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 from autockpt.values.record import parse_json
 
+T = TypeVar("T")
 _MAX_INDEX_BYTES = 2**28
 
 
@@ -58,6 +66,31 @@ def opened(
     if generation is not None or rank is not None:
         raise ConfigError(f"{path}: is no run of autockpt, and only those have generations, ranks")
     yield _directory(path, whole=whole) if os.path.isdir(path) else Source(_file(path))
+
+
+def read_from(
+    path: str,
+    read: Callable[[Source], T],
+    *,
+    generation: str | None = None,
+    rank: int | None = None,
+    whole: bool = False,
+) -> T:
+    """Read a checkpoint to its end; see `opened`.
+
+    Where the newest of a run is meant and the run deletes it meanwhile, `read` begins again with
+    the next newest.  Raises NoCheckpointError for a named one that is deleted.
+    """
+
+    def read_folder(folder: str) -> T:
+        with opened(folder, rank=rank) as source:
+            return read(source)
+
+    if not (os.path.isdir(path) and is_ours(path)):
+        with opened(path, generation=generation, rank=rank, whole=whole) as source:
+            return read(source)
+    named = names_one(path, generation)
+    return read_beside_run(lambda: generation_folder(path, generation), read_folder, named=named)
 
 
 def _directory(path: str, *, whole: bool) -> Source:

@@ -120,7 +120,7 @@ class CrashLoop:
 
 
 def _at_same_step(before: Attempt, now: Attempt) -> bool:
-    """Whether a rank ended itself twice by an exception at one step, whatever its origin."""
+    """Whether a rank ended itself at one step twice, by an exception of any origin."""
     ends = [one.error_step for one in (before, now) if not one.signal]
     return len(ends) == 2 and ends[0] is not None and ends[0] == ends[1]
 

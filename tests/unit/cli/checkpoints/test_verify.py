@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+import autockpt
 from autockpt.cli.app import run
 from autockpt.executors.storage import catalogue
+from autockpt.executors.storage import directory as directory_module
 from autockpt.executors.storage.catalogue import VerifyResult
 from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.integrations.convert import image_reader
 from autockpt.values.errors import StorageError
 from autockpt.values.generation import Generation
 from tests.unit.integrations.trained import saved, trained_job
@@ -91,6 +94,52 @@ def test_the_next_newest_is_read_where_the_newest_goes(
     deleting(two, SECOND, monkeypatch, during=True)
     assert run(["verify", two]) == 0
     assert f"ok       {FIRST.name}" in capsys.readouterr().out
+
+
+def deleting_once_opened(directory: str, monkeypatch: pytest.MonkeyPatch) -> list[Generation]:
+    """Retention deletes the second one when its COMMIT has been read; what it has deleted."""
+    gone: list[Generation] = []
+    real = directory_module.read_commit
+
+    def read_commit(path: str) -> directory_module.CommitFile:
+        found = real(path)
+        if SECOND.name in path and not gone:
+            gone.append(SECOND)
+            CheckpointDirectory(directory).delete(SECOND)
+        return found
+
+    for module in (directory_module, image_reader):
+        monkeypatch.setattr(module, "read_commit", read_commit)
+    return gone
+
+
+READERS: dict[str, Callable[[str, str], int]] = {
+    "show": lambda path, out: run(["show", path]),
+    "diff": lambda path, out: run(["diff", path, path]),
+    "convert": lambda path, out: run(["convert", path, out, "--to", "torch"]),
+    "import": lambda path, out: run(["convert", path, out, "--to", "autockpt"]),
+    "load": lambda path, out: int("model" not in autockpt.load(path)),
+    "peek": lambda path, out: int(getattr(autockpt.peek(path), "step", 0) != FIRST.step),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_every_reader_takes_the_next_newest_where_the_newest_goes(
+    two: str, reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention deletes the newest between the look at its COMMIT and the read of its shards."""
+    gone = deleting_once_opened(two, monkeypatch)
+    assert READERS[reader](two, str(tmp_path / "out")) == 0
+    assert gone == [SECOND]
+
+
+def test_a_named_one_that_goes_while_it_is_read_is_said(
+    two: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No damage and no failing disk: exit code 66."""
+    deleting_once_opened(two, monkeypatch)
+    assert run(["show", two, SECOND.name]) == 66
+    assert "was deleted while it was read" in capsys.readouterr().err
 
 
 def test_nothing_left_is_not_called_right(

@@ -62,7 +62,9 @@ def test_a_newer_checkpoint_is_none_for_exits_at_one_step() -> None:
         for step in (8, 10, 12, 14)
     ]
     assert verdicts(CrashLoop(), *fails) == [True, True, True, False]
-    elsewhere = [replace(one, error_step=step) for one, step in zip(fails, (15, 9, 13, 14))]
+    elsewhere = [
+        replace(one, error_step=step) for one, step in zip(fails, (15, 9, 13, 14), strict=True)
+    ]
     assert all(verdicts(CrashLoop(), *elsewhere))
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from autockpt.executors.image.container import chunk_digest
+from autockpt.executors.keeper.replication import shard_fetch
 from autockpt.executors.keeper.wire import SlotsWanted
 from autockpt.executors.protocol import messages as p
 from tests.unit.executors.keeper.replication.test_replica_slots import Node, run
@@ -79,3 +80,20 @@ def test_a_replica_that_is_written_meanwhile_is_not_believed(replicas: dict[int,
     assert isinstance(here, Replica)
     here.memory_of_rank.image(0, NBYTES)[CHUNK + 5] ^= 1
     assert copy(replicas).came == [(len(OWN) + 1) * CHUNK]
+
+
+def test_a_fetch_that_is_aborted_waits_for_one_chunk_of_a_replica(
+    replicas: dict[int, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no chunk is what it was: else an abort would wait for the whole image."""
+    here, shard = replicas[1], replicas[0].shard
+    assert isinstance(here, Replica)
+    order = p.FetchShard(shard=shard, slot=0, sources=(p.ShardCopy(node=0, shard=shard),))
+    twin = here.replicas._twin(order)
+    here.memory_of_rank.image(0, NBYTES)[:] = bytes(NBYTES)
+    compared: list[int] = []
+    monkeypatch.setattr(shard_fetch, "chunk_digest", lambda chunk: compared.append(len(chunk)))
+    filling = shard_fetch.Copying(order, "run", twin=twin)
+    filling.parts(memoryview(bytearray(filling.image_bytes)))
+    assert filling.rest(replicas[0].image.index, lambda nbytes: False) == []
+    assert compared == [CHUNK]
