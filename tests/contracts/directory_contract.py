@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from autockpt.executors.storage import claims as claims_module
 from autockpt.executors.storage import directory as directory_module
 from autockpt.executors.storage.directory import CheckpointDirectory, read_commit
 from autockpt.executors.storage.places.file_system import FileSystem
@@ -155,7 +156,7 @@ class DirectoryContract:
         """Pids return; start times do not."""
         self.opened(path)
         monkeypatch.setattr(os, "getpid", lambda: 999_999_999)
-        monkeypatch.setattr(directory_module, "pid_start", lambda pid: 1)
+        monkeypatch.setattr(claims_module, "pid_start", lambda pid: 1)
         assert self.make(path).claim("run", "other", 0, force=False) == 2
 
     @pytest.mark.parametrize("beats", [True, False])
@@ -172,7 +173,7 @@ class DirectoryContract:
             if beats and clock[0] > 3:
                 directory.heartbeat(1)
 
-        monkeypatch.setattr(directory_module, elsewhere, lambda: "another")
+        monkeypatch.setattr(claims_module, elsewhere, lambda: "another")
         monkeypatch.setattr(directory_module.time, "monotonic", lambda: clock[0])
         monkeypatch.setattr(directory_module.time, "sleep", sleep)
         if beats:

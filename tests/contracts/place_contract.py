@@ -10,9 +10,11 @@ import pytest
 
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.protocol.selection import newest_chain, on_lineage, parents_of
+from autockpt.executors.storage import claims as claims_module
 from autockpt.executors.storage import directory as directory_module
 from autockpt.executors.storage.catalogue import verify_generation
-from autockpt.executors.storage.directory import CheckpointDirectory, TermFile
+from autockpt.executors.storage.claims import TermFile
+from autockpt.executors.storage.directory import CheckpointDirectory
 from autockpt.executors.storage.places.choose import place_of
 from autockpt.executors.storage.places.images import create_image, open_image
 from autockpt.values.errors import (
@@ -143,7 +145,7 @@ class PlaceContract:
             if beats:
                 directory.heartbeat(1)
 
-        patch.setattr(directory_module, "boot_id", lambda: "another machine")
+        patch.setattr(claims_module, "boot_id", lambda: "another machine")
         patch.setattr(directory_module.time, "monotonic", lambda: clock[0])
         patch.setattr(directory_module.time, "sleep", sleep)
         patch.setattr(directory_module.time, "time", lambda: -1e6)

@@ -19,6 +19,7 @@ from autockpt.executors.image.container import read_index
 from autockpt.executors.keeper.saving.delta_bases import Base
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.state.live_state import LiveState
+from autockpt.executors.storage import claims as claims_module
 from autockpt.executors.storage import directory as directory_module
 from autockpt.executors.storage.catalogue import verify_generation
 from autockpt.executors.storage.directory import MAX_RECORD_BYTES, CheckpointDirectory, read_commit
@@ -329,7 +330,7 @@ class RemoteContract:
     ) -> None:
         """Though the claim in it is of a machine that nobody knows to be dead; the number grows."""
         with monkeypatch.context() as elsewhere:
-            elsewhere.setattr(directory_module, "boot_id", lambda: "another boot")
+            elsewhere.setattr(claims_module, "boot_id", lambda: "another boot")
             run = Trained(tmp_path / "here")
             run.again(None)
         copies.push(run.directory, run.save(1))

@@ -18,7 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autockpt.executors.protocol.messages import Incarnation
-from autockpt.executors.storage.directory import boot_id, read_small
+from autockpt.executors.storage.claims import boot_id
+from autockpt.executors.storage.directory import read_small
 from autockpt.values.errors import AutockptError, ConfigError, StorageError
 from autockpt.values.record import from_json, to_json
 

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 from autockpt.executors.protocol.messages import CatalogueEntry, Health, Record, TermParent
 from autockpt.executors.storage.claim_renewal import is_mounted
+from autockpt.executors.storage.claims import TermFile, is_alive, is_visible, own_claim, start_of
 from autockpt.executors.storage.file_reuse import ReusableFiles
 from autockpt.executors.storage.lineage import decision_text, read_decision
 from autockpt.executors.storage.places.choose import absolute, place_of
@@ -61,25 +62,6 @@ class RunFile:
     run_id: str
     format: int
     created: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TermFile:
-    """terms/t-N: who claimed the directory."""
-
-    schema_version: int = 1
-    term: int
-    run_id: str
-    launch_id: str
-    restart_round: int
-    host: str
-    boot_id: str
-    pid: int
-    pid_start: int
-    """Start time of the process in clock ticks since boot: pids are reused."""
-    nonce: str
-    pid_namespace: str = ""
-    """Where `pid` names the process; "" in claims of before this was written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +191,7 @@ class CheckpointDirectory:
             if holder is not None and not force and holder.launch_id != launch_id:
                 self._require_dead(holder)
             term = max(holder.term if holder else 0, after) + 1
-            mine = _own_claim(term, run_id, launch_id, restart_round)
+            mine = own_claim(term, run_id, launch_id, restart_round)
             path = os.path.join(self.path, "terms", f"t-{term:06d}")
             with _storage("look for", os.path.dirname(path)):
                 emptied = self._run is not None and self._place.lacks_folder(os.path.dirname(path))
@@ -240,7 +222,7 @@ class CheckpointDirectory:
         """Another start has taken the same number, in a directory that was made again."""
         mine = self._claim
         known = mine is not None and mine.term == claim.term and bool(claim.launch_id != "?")
-        return known and mine is not None and _start_of(mine) != _start_of(claim)
+        return known and mine is not None and start_of(mine) != start_of(claim)
 
     def go_on(self, term: int, run_id: str, launch_id: str, restart_round: int) -> None:
         """A new keeper of a running term: the claim may be gone with the directory's contents.
@@ -253,7 +235,7 @@ class CheckpointDirectory:
             return
         if newest is not None and newest.term >= term:
             raise self._fenced(term)
-        self._claim = _own_claim(term, run_id, launch_id, restart_round)
+        self._claim = own_claim(term, run_id, launch_id, restart_round)
         self._decision = b""  # the other keepers know it, and each COMMIT says it
         self.renew(term)
 
@@ -342,8 +324,8 @@ class CheckpointDirectory:
     def _require_dead(self, holder: TermFile) -> None:
         if _exists(self._left(holder.term)):
             return
-        if _pid_is_visible(holder):
-            if pid_start(holder.pid) != holder.pid_start or holder.pid == os.getpid():
+        if is_visible(holder):
+            if not is_alive(holder):
                 return
         else:
             before = self._heartbeat_text()
@@ -683,21 +665,6 @@ def require_format(directory: str) -> None:
         )
 
 
-def _own_claim(term: int, run_id: str, launch_id: str, restart_round: int) -> TermFile:
-    """A claim of this process."""
-    return TermFile(
-        term=term, run_id=run_id, launch_id=launch_id, restart_round=restart_round,
-        host=os.uname().nodename, boot_id=boot_id(), pid=os.getpid(),
-        pid_start=pid_start(os.getpid()) or 0, nonce=secrets.token_hex(8),
-        pid_namespace=pid_namespace(),
-    )  # fmt: skip
-
-
-def _start_of(claim: TermFile) -> tuple[str, int]:
-    """Return the start of the run it belongs to; keepers may change within one."""
-    return claim.launch_id, claim.restart_round
-
-
 def publish(
     path: str, text: bytes, *, replace: bool, is_wanted: Callable[[], bool] = always
 ) -> bool:
@@ -770,43 +737,6 @@ def lossy_notice(what: str, lost: str) -> str:
 def lossy_mark(records: Iterable[Mapping[str, Any]]) -> str:
     """Return the losses that a COMMIT's shards record, before they were written; "" for none."""
     return next((str(record["lossy"]) for record in records if record.get("lossy")), "")
-
-
-def boot_id() -> str:
-    """Identity of this boot of the machine."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return "unknown"
-
-
-def pid_namespace() -> str:
-    """Identity of the pid namespace of this process, "" where the system does not tell."""
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
-
-
-def _pid_is_visible(holder: TermFile) -> bool:
-    """Whether its pid means the same process here: containers of one machine share its boot."""
-    if holder.boot_id != boot_id():
-        return False
-    own = pid_namespace()
-    if holder.pid_namespace and own:
-        return holder.pid_namespace == own
-    return holder.host == os.uname().nodename
-
-
-def pid_start(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot, None when it is gone or a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rsplit(b")", 1)[1].split()
-    except OSError:
-        return None
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 @contextlib.contextmanager

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from autockpt import new_files
 from autockpt.executors.keeper.wire import is_ours_alone, keepers_directory
 from autockpt.executors.storage.catalogue import VerifyResult
+from autockpt.executors.storage.claims import TermFile
 from autockpt.executors.storage.directory import (
     FORMAT,
     CheckpointDirectory,
     RunFile,
-    TermFile,
     is_ours,
     publish,
     read_commit,

@@ -157,7 +157,7 @@ def test_a_directory_that_a_live_run_holds_is_left_alone(
 
 
 def upkeep_pid_start(pid: int) -> int | None:
-    from autockpt.executors.storage.directory import pid_start
+    from autockpt.executors.storage.claims import pid_start
 
     return pid_start(pid)
 
