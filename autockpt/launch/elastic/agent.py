@@ -20,6 +20,7 @@ from autockpt.job_directory import own_runs
 from autockpt.launch import environment
 from autockpt.launch.elastic.crash_loop import Attempt, CrashLoop
 from autockpt.launch.elastic.incidents import Incidents
+from autockpt.launch.elastic.news import News
 from autockpt.launch.elastic.node_numbers import Seated
 from autockpt.launch.elastic.request import Ending, Launch
 from autockpt.launch.elastic.signals import Announced, install, kill_groups, signals_wait
@@ -42,8 +43,11 @@ SHOWN_LINES = 200
 class Watch:
     """Answers the agent's question: is this failure worth another start?"""
 
-    def __init__(self, request: Launch, console: Console, keeper: "KeeperBeside") -> None:
+    def __init__(
+        self, request: Launch, console: Console, keeper: "KeeperBeside", news: News
+    ) -> None:
         run = request.run
+        self._news = news
         self.standbys = StandbyPool(run, request.standby, console)
         self._incidents = Incidents(run, console)
         self._request = request
@@ -96,6 +100,7 @@ class Watch:
             self._keeper.await_seal()
         self.standbys.tick()
         self._incidents.look(self._keeper.node)
+        self._news.look(self._keeper.node)
 
     def goes_on(self, failures: dict[int, Any], *, left: int) -> bool:
         """Whether to start again after these failures (by rank); says what happened."""

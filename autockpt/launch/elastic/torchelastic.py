@@ -24,6 +24,7 @@ from autockpt.launch import environment
 from autockpt.launch.elastic import compiled_code
 from autockpt.launch.elastic.agent import Watch, agent_class, rank_logs, times_now
 from autockpt.launch.elastic.crash_loop import MAX_RESTARTS
+from autockpt.launch.elastic.news import News
 from autockpt.launch.elastic.rendezvous_polls import frequent_polls, liveliness
 from autockpt.launch.elastic.request import Ending, Launch
 from autockpt.launch.elastic.signals import Interrupted, heeded, install, interrupt, signals_raise
@@ -38,11 +39,12 @@ MONITOR_S = 0.1
 def launch(request: Launch, console: Console) -> Ending:
     """Run the job to its end, with a keeper beside it.  Raises ConfigError for bad settings."""
     keeper, ending = KeeperBeside(request.run, console), None
+    news = News(request.run, console)
     with signals_raise():
         try:
             if request.mode == "run" and request.single_node:
                 keeper.start(0)  # boots while torch is imported here
-            ending = _launch(request, console, keeper)
+            ending = _launch(request, console, keeper, news)
         except Interrupted as interrupted:
             times = times_now(request.notice_s)
             ending = Ending(
@@ -55,11 +57,14 @@ def launch(request: Launch, console: Console) -> Ending:
             )
         finally:
             install(interrupt)
+            node = keeper.node
             keeper.release(None if ending is None else ending.keeper_by_s)
+            if request.mode == "run":
+                news.look(node, now=True)
         return ending
 
 
-def _launch(request: Launch, console: Console, keeper: KeeperBeside) -> Ending:
+def _launch(request: Launch, console: Console, keeper: KeeperBeside, news: News) -> Ending:
     os.environ.update(_variables(request))
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -68,7 +73,7 @@ def _launch(request: Launch, console: Console, keeper: KeeperBeside) -> Ending:
 
     _log_torchelastic(request.run.logs / "launcher.log", console)
     config = _config(request)
-    watch = Watch(request, console, keeper)
+    watch = Watch(request, console, keeper, news)
     command = ["-u", "-m", "autockpt.cli.script_runner", *(["-m"] if request.script.module else [])]
     # torchelastic fills in ${local_rank}: what the user wrote must come out as it was written.
     users = [text.replace("$", "$$") for text in (request.script.target, *request.script.args)]
@@ -198,15 +203,16 @@ class _LogFile(logging.FileHandler):
 
 
 def _log_torchelastic(path: Path, console: Console) -> None:
-    """Send torchelastic's log to a file, and to the terminal with -v.
+    """Send torchelastic's log to a file, and to the terminal with -vv, without its heartbeats.
 
     Its loggers take their level from LOGLEVEL when imported; the ranks must not inherit ours.
     """
     handlers: list[logging.Handler] = []
     with contextlib.suppress(OSError):
         handlers.append(_LogFile(path, delay=True))
-    if console.verbosity >= 1:
+    if console.verbosity >= 2:
         handlers.append(logging.StreamHandler())
+        handlers[-1].setLevel(logging.INFO)
     parent = logging.getLogger("torch.distributed")
     parent.propagate = False
     parent.handlers = handlers or [logging.NullHandler()]

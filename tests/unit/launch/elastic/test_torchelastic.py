@@ -117,16 +117,23 @@ def test_a_mistake_after_attach_is_final_and_no_machines_fault(
 
 
 def test_a_killed_rank_is_restarted(tmp_path: Path) -> None:
-    """The launcher says who was killed; the second attempt ends well."""
+    """The launcher says who was killed, and what its keeper saved; the second attempt ends well."""
     source = """
-import os, signal
+import json, os, signal
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     os.kill(os.getpid(), signal.SIGKILL)
+saved = {"event": "CheckpointDurable", "at_s": 1.0, "rank": -1, "generation": "", "step": 7,
+         "bytes": 1, "stored_bytes": 1, "latency_s": 1.0, "write_s": 1.0}
+with open(os.environ["AUTOCKPT_RUN_DIR"] + "/telemetry/keeper-000.jsonl", "a") as events:
+    events.write(json.dumps(saved) + "\\n")
 print("second", os.environ["AUTOCKPT_MODE"], os.path.basename(os.environ["AUTOCKPT_RUN_DIR"]))
 """
     write(tmp_path, "s.py", source)
-    done = autockpt("run", "--run-dir", "r", "s.py", cwd=tmp_path)
+    done = autockpt("run", "-v", "--run-dir", "r", "s.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "second run r\n")
+    assert "on disk since step 7" in done.stderr
+    assert "step 7: checkpoint on disk after 1 s" in done.stderr
+    assert "torch.distributed.elastic" not in done.stderr, "heartbeats of the launcher"
     assert "rank 0 was killed by SIGKILL" in done.stderr
     assert status_of(tmp_path / "r").restarts == 1
 
@@ -361,9 +368,11 @@ print("sum", float(net.weight.sum()))
 def test_a_protected_run_resumes_and_its_checkpoints_can_be_read(tmp_path: Path) -> None:
     """Killed at step 25, resumed from memory, finished; ls, show, verify, explain; then damage."""
     write(tmp_path, "s.py", TRAINING)
-    argv = ("run", "--no-profile", "--set", "interval=10 steps", "--run-dir", "r", "s.py")
+    argv = ("run", "-v", "--no-profile", "--set", "interval=10 steps", "--run-dir", "r", "s.py")
     done = autockpt(*argv, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert done.stderr.count("protected since step 10") == 1
+    assert "step 40: checkpoint on disk after" in done.stderr
     assert "resumed step 20 from memory" in done.stderr
     status = status_of(tmp_path / "r")
     assert (status.protected, status.restarts, status.last_step) == (True, 1, 40)
