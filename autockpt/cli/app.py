@@ -91,6 +91,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """name: (file:function, one line).  Standing here, so that --help imports no command."""
 
+COMPLETE = "_AUTOCKPT_COMPLETE"
+"""Variable by which a shell asks for completions."""
+
 GROUPS: dict[str, tuple[str, ...]] = {
     "Train": ("run", "profile", "drill", "tune", "slurm"),
     "Look": ("watch", "report", "explain", "metrics"),
@@ -124,6 +127,10 @@ class Commands(click.Group):
             return None
         file, _, function = COMMANDS[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(f"autockpt.cli.{file}"), function)
+        if COMPLETE in os.environ:
+            from autockpt.cli.shared import completions
+
+            completions.install(command)
         return command
 
     def resolve_command(
@@ -176,7 +183,7 @@ def cli(ctx: click.Context, version: bool, verbose: int, as_json: bool) -> None:
 
 def run(argv: Sequence[str]) -> int | Callable[[], int]:
     """Run one command: its exit code, or what is to be called when the command line is gone."""
-    if "_AUTOCKPT_COMPLETE" in os.environ:
+    if COMPLETE in os.environ:
         cli.main(list(argv), prog_name="autockpt")
     # Parsing may not get as far as to know these two.
     debug = _ours(argv, "--debug") or options.debug_from_environment()

@@ -18,10 +18,12 @@ def completion(console: Console, shell: str) -> None:
     """Print the completion script of SHELL."""
     from click.shell_completion import get_completion_class
 
-    from autockpt.cli.app import cli
+    from autockpt.cli.app import COMPLETE, cli
+    from autockpt.cli.shared.completions import BASH
 
     found = get_completion_class(shell)
     assert found is not None
-    source = found(cli, {}, "autockpt", "_AUTOCKPT_COMPLETE").source()
+    words = found(cli, {}, "autockpt", COMPLETE)
+    source = BASH % words.source_vars() if shell == "bash" else words.source()
     console.object("completion", {"shell": shell, "script": source})
     console.result(source)
