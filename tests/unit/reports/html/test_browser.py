@@ -65,15 +65,21 @@ def browse(tmp_path: Path, *options: str) -> str:
     return done.stdout
 
 
-def look(tmp_path: Path, name: str, *options: str) -> dict[str, Any]:
-    """Measure a page in the browser, once all of it is there.  Its policy is taken off for that."""
+def look(tmp_path: Path, name: str, *options: str, framed: int | None = None) -> dict[str, Any]:
+    """Measure a page in the browser, once all of it is there.  Its policy is taken off for that.
+
+    `framed`: within a frame of that many pixels, as chromium's own windows are wider than a phone.
+    """
     text = re.sub(r"<meta http-equiv=.*?>", "", render(build(PAGES[name]())))
     script = (
         "<script>addEventListener('load', () => {"
-        f"document.documentElement.dataset.found = JSON.stringify({LOOK})}})</script>"
+        f"top.document.documentElement.dataset.found = JSON.stringify({LOOK})}})</script>"
     )
     page = tmp_path / "page.html"
-    page.write_text(text.replace("</body>", f"{script}</body>"))
+    text = text.replace("</body>", f"{script}</body>")
+    if framed is not None:
+        text = f'<iframe width={framed} height=4000 srcdoc="{html.escape(text)}"></iframe>'
+    page.write_text(text)
     dumped = browse(tmp_path, "--dump-dom", *options, page.as_uri())
     found = re.search(r'data-found="(.*?)"', dumped)
     assert found is not None
@@ -95,9 +101,9 @@ def test_a_profile_prints_on_few_pages(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PAGES)
 def test_a_narrow_page_hides_nothing_and_has_no_empty_rows(tmp_path: Path, name: str) -> None:
-    """The least width that chromium has: no row is taller than its cells, which all lie on it."""
-    found = look(tmp_path, name, "--window-size=400,4000")
-    assert found["width"] <= 640
+    """As wide as a phone: no row is taller than its cells, which all lie on it."""
+    found = look(tmp_path, name, "--window-size=640,4000", framed=400)
+    assert found["width"] == 400
     assert found["overflow"] <= 0
     assert (found["empty"], found["hidden"]) == (0, 0)
 

@@ -5,19 +5,24 @@ import dataclasses
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 from importlib import resources
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autockpt.reports.analysis.what_if import WhatIfCurve
 from autockpt.reports.data import RunData
 from autockpt.reports.formats.json_out import read
+from autockpt.reports.html.charts import iterations
 from autockpt.reports.html.escape import VOID, Html, escape, json_script, tag
 from autockpt.reports.html.html import render
 from autockpt.reports.html.template import asset, macro
 from autockpt.reports.model import build
+from autockpt.values.profile import Distribution
 from autockpt.values.telemetry import Degraded, Event, SnapshotDiscarded
 from tests.unit.reports.examples import profile_data, run_data, unprotected_data
 
@@ -169,6 +174,32 @@ def test_an_unprotected_run_says_so_with_the_cure() -> None:
     assert "ckpt = autockpt.attach(model=model, optimizer=optimizer, data=loader)" in text
     assert "for step, batch in ckpt.batches(total_steps):" in text
     assert "UNPROTECTED" not in render(build(run_data()))
+
+
+@given(
+    st.lists(st.floats(0.0, 1e3), max_size=40),
+    st.lists(st.floats(0.0, 1e3), min_size=4, max_size=4).map(sorted),
+)
+def test_the_axis_of_iteration_times_begins_at_no_negative_time(
+    samples: list[float], quantiles: list[float]
+) -> None:
+    """Nor is any label of it negative, whatever the samples are."""
+    p10, p50, p90, p95 = quantiles
+    distribution = Distribution(
+        p10=p10, p50=p50, p90=p90, p95=p95, mean=p50, n=max(1, len(samples))
+    )
+    drawn = str(iterations.draw(distribution, samples))
+    assert not re.search(r">(?:p\d+ )?-\d", drawn)
+
+
+@pytest.mark.parametrize("data", [profile_data, run_data, unprotected_data])
+def test_no_share_of_a_whole_is_above_it(data: Callable[[], RunData]) -> None:
+    """Goodput, lost time and their parts; and nothing is written as 1.05e+03 %."""
+    text = re.sub(r"<(style|script)\b.*?</\1>", "", render(build(data())), flags=re.S)
+    shares = re.findall(r"([\d.,e+]+) %", re.sub(r"<[^>]*>", "", text))
+    assert shares
+    assert not [share for share in shares if "e" in share]
+    assert max(float(share.replace(",", "")) for share in shares) <= 100.0
 
 
 def test_a_profile_of_a_run_s_first_iterations_counts_blocks() -> None:
