@@ -122,7 +122,9 @@ class RunDirectory:
         """An existing run directory.  Raises ConfigError when `path` holds none."""
         run = cls(path)
         if not run.path.is_dir():
-            raise ConfigError(f"{path}: no such run directory; `ls {RUNS}/` shows the runs here")
+            raise ConfigError(
+                f"{path}: no such run directory; `autockpt ls {RUNS}` lists the runs here"
+            )
         if not run.exists:
             raise ConfigError(
                 f"{path}: not a run directory (it holds neither run.json, profile.json nor "

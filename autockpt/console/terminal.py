@@ -111,7 +111,9 @@ class Console:
         if self.json:
             body = {"kind": kind, "message": str(error), "exit_code": exit_code}
             self.object("error", {"error": body})
-        _tell(f"autockpt: error: {error}")
+        # Mistakes in a file say their place first, where editors and parsers look for it.
+        has_place = ": error: " in str(error).partition("\n")[0]
+        _tell(str(error) if has_place else f"autockpt: error: {error}")
         return exit_code
 
     @property

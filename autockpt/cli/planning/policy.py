@@ -44,9 +44,13 @@ def check(console: Console, file: str) -> None:
 
     loaded = _load(file)
     placed(loaded.goal)
-    written = [value for value in loaded.values if value.value != "auto"]
-    console.object("policy check", {"file": file, "ok": True, "values": len(written)})
-    console.result(f"{file}: ok, {len(written)} of {len(loaded.values)} values are not auto")
+    set_here = [
+        value
+        for value in loaded.values
+        if value.value != "auto" and value.source.rpartition(":")[0] == loaded.name
+    ]
+    console.object("policy check", {"file": file, "ok": True, "values": len(set_here)})
+    console.result(f"{file}: ok, it sets {len(set_here)} of {len(loaded.values)} values")
     console.next(["autockpt", "policy", "explain", file])
 
 

@@ -70,6 +70,7 @@ def simulate(console: Console, **options: Any) -> None:
         _write_page(options["html"], simulation_text.as_page(asked, found, _command()))
         console.say(f"{options['html']} written")
     simulation_text.print_found(console, asked, found)
+    simulation_text.say_alike(console, found)
     for reason in skipped:
         console.warn(f"left out: {reason}")
     for summary in found:

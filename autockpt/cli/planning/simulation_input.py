@@ -1,7 +1,7 @@
 """The options of `autockpt simulate`, checked and turned into a job, histories and strategies."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from autockpt.cli.shared import plan_choice
@@ -21,7 +21,15 @@ from autockpt.tuner.simulation.strategy import Strategy
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
 from autockpt.values.profile import FailureRates, Profile
-from autockpt.values.units import parse_duration_s, parse_rate_bytes_per_s, parse_size_bytes
+from autockpt.values.units import (
+    format_bytes,
+    format_duration,
+    format_fraction,
+    format_rate,
+    parse_duration_s,
+    parse_rate_bytes_per_s,
+    parse_size_bytes,
+)
 
 CONTRADICTIONS = (
     ("mtbf", "node_mtbf"),
@@ -34,6 +42,7 @@ CONTRADICTIONS = (
 )
 PROCESS_SHARE = 0.35
 """Of a job without a profile: the mean of the prior that a measured one starts from."""
+COPY_BYTES_PER_S, SLOWDOWN = 20e9, 0.05
 MOST_NODES = 1_000_000
 MOST_FAILURES = 2_000_000
 """Over all runs; more than this takes minutes, and is a mistyped unit."""
@@ -57,6 +66,8 @@ class Asked:
     process_share: float
     is_measured: bool
     """The job is the one of a profile, and not a description."""
+    bandwidths: tuple[str, ...] = ()
+    """Of a described job, in words: copy, storage, slow-down, network."""
 
 
 def read(options: Options) -> Asked:
@@ -77,9 +88,12 @@ def read(options: Options) -> Asked:
         together=together(histories),
     )
     network = _network(options)
+    profile = _profile(options, measured, failures)
+    if measured is None:
+        _require_short_write(options, profile, histories[0])
     return Asked(
         names=tuple(options["strategies"]),
-        profile=_linked(_profile(options, measured, failures), network, options),
+        profile=_linked(profile, network, options),
         network=network,
         domain_nodes=world.domain_nodes,
         nodes=world.nodes,
@@ -88,6 +102,7 @@ def read(options: Options) -> Asked:
         mtbf_s=world.mtbf_s,
         process_share=world.process_share,
         is_measured=measured is not None,
+        bandwidths=() if measured else tuple(_bandwidths(options, network, world.nodes)),
     )
 
 
@@ -210,9 +225,9 @@ def _profile(options: Options, measured: Profile | None, failures: FailureRates)
         job = Job(
             iteration_s=positive(options, "iteration", parse_duration_s, 5.0),
             state_bytes=positive(options, "state", parse_size_bytes, 3e9),
-            copy_bytes_per_s=positive(options, "copy", parse_rate_bytes_per_s, 20e9),
+            copy_bytes_per_s=positive(options, "copy", parse_rate_bytes_per_s, COPY_BYTES_PER_S),
             disk_bytes_per_s=_disk_rate(options, failures.nodes),
-            slowdown=share(options, "slowdown", 0.05),
+            slowdown=share(options, "slowdown", SLOWDOWN),
             detect_s=duration(options, "detect", 60.0),
             restart_s=duration(options, "restart", 600.0),
         )
@@ -239,6 +254,28 @@ def _disk_rate(options: Options, nodes: int) -> float:
         )
     total = positive({"storage": rate}, "storage", parse_rate_bytes_per_s, 0.5e9)
     return total / nodes
+
+
+def _bandwidths(options: Options, network: Network | None, nodes: int) -> Iterator[str]:
+    """Yield what moves the bytes of a described job, as it is assumed or was given."""
+    copy = positive(options, "copy", parse_rate_bytes_per_s, COPY_BYTES_PER_S)
+    yield f"copy {format_rate(copy)}"
+    yield f"storage {format_rate(_disk_rate(options, nodes))} a node"
+    yield f"slow-down {format_fraction(share(options, 'slowdown', SLOWDOWN))}"
+    if network is not None:
+        known = "" if options["network"] else ", on which auto does not rely without --network"
+        yield f"network {format_rate(network.bytes_per_s)}{known}"
+
+
+def _require_short_write(options: Options, profile: Profile, history: History) -> None:
+    """Refuse a described job whose checkpoint is never written: a unit is mistyped."""
+    write_s = profile.state.total_bytes / _disk_rate(options, history.nodes)
+    if write_s > history.length_s:
+        raise ConfigError(
+            f"--state {format_bytes(profile.state.total_bytes)}: a node writes it in "
+            f"{format_duration(write_s)}, and {format_duration(history.length_s)} are simulated; "
+            "check its unit, --disk and --storage"
+        )
 
 
 def _linked(profile: Profile, network: Network | None, options: Options) -> Profile:

@@ -48,6 +48,18 @@ def print_found(console: Console, asked: Asked, found: Sequence[Summary]) -> Non
             console.result(f"{summary.name}: {summary.says}")
 
 
+def say_alike(console: Console, found: Sequence[Summary]) -> None:
+    """Name the strategies that decide and end as another one does."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for one in found:
+        parts = [f"{share:.4f}" for share in one.parts.values()]
+        key = (_intervals(one), f"{one.goodput.mean:.4f}", *parts)
+        groups.setdefault(key, []).append(one.name)
+    alike = [f"{', '.join(rest)} as {first}" for first, *rest in groups.values() if rest]
+    if alike:
+        console.say(f"the same intervals and times: {'; '.join(alike)}")
+
+
 def as_page(asked: Asked, found: Sequence[Summary], command: str) -> str:
     """The same as one HTML file."""
     from autockpt.reports.html.simulation_page import Row, render
@@ -97,6 +109,7 @@ def _assumptions(asked: Asked) -> str:
         *([f"a write {format_duration(persist.p50)}"] if persist else []),
         f"detection {format_duration(recovery.detect.value_s)}",
         f"restart {format_duration(recovery.restart.value_s)}",
+        *asked.bandwidths,
     ]
     origin = "from the profile" if asked.is_measured else "assumed unless given"
     return f"{origin}: {', '.join(parts)}"

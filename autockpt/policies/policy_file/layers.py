@@ -150,6 +150,8 @@ class _Layers:
         parsed = document.parse(text, file)
         known = {problem.path for problem in parsed.problems}
         found = [p for p in file_problems(self._table, parsed.root) if p.path not in known]
+        if "" in known:  # no YAML: what it lacks says nothing
+            found = []
         self._problems += _ordered(parsed.problems + found)
         tree = self._canonical(parsed.root)
         extends = tree.find(("extends",))

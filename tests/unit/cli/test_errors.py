@@ -97,6 +97,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (["simulate", "--nodes", "4", "--mtbf", "1 h", "--node-mtbf", "1 h"], 78, "contradict"),
         (["simulate", "--nodes", "4", "--mtbf", "1 h", "--strategy", "atuo"], 78, "did you mean"),
+        (
+            ["simulate", "--nodes", "4", "--mtbf", "6 h", "--state", "99999PB"],
+            78,
+            "check its unit, --disk and --storage",
+        ),
+        (["bubbles", "--schedule", "foo"], 78, "GPipe, LoopedBFS, InterleavedZeroBubble, ZBV"),
+        (["run", "--set", "interval=15", "t.py"], 78, "--set interval=15: error: interval"),
+        (["policy", "check", "broken.yaml"], 78, "broken.yaml:3:1: error: not valid YAML"),
         (["redundancy", "--nodes", "999999999999"], 2, "not in the range"),
         (["watch", "nowhere"], 78, "no such run directory"),
         (["metrics", "nowhere"], 78, "no such run directory"),
@@ -112,9 +120,12 @@ def test_bad_input(
     (here / "t.py").write_text("")
     if "run.json" in argv:
         (here / "run.json").write_text("{}")
+    (here / "broken.yaml").write_text("version: 1\ndisk: {writers: [1\n")
     assert run(argv) == code
     text = capsys.readouterr()
     assert said in text.err
+    assert ": error: " not in said or text.err.startswith(said), "the place of a mistake is first"
+    assert "version: missing" not in text.err
     assert "Traceback" not in text.err
     assert text.out == ""
     command = 2 if argv[0] == "policy" else 1

@@ -34,6 +34,8 @@ RETRIES = 4
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https", "file")
 """The library's, without the one whose objects end with the process."""
 
+_LENDERS = ("169.254.169.254", "169.254.170.2")
+"""Addresses at which a cloud lends credentials to its machines: asked where there are no others."""
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _WRONG = "the store does not know these credentials; check AWS_ACCESS_KEY_ID and its secret"
 _EXPIRED = "the credentials have expired; renew them, and start again with the new ones"
@@ -319,6 +321,11 @@ def _cause(error: BaseException) -> str:
     code = _code(error)
     if code in _CURES:
         return f"{code}: {_CURES[code]}"
+    if any(address in str(error) for address in _LENDERS):
+        return (
+            "no credentials: none stand in the environment (AWS_ACCESS_KEY_ID, "
+            "AWS_SECRET_ACCESS_KEY), and this machine lends none"
+        )
     return str(error).partition("\n")[0] or type(error).__name__
 
 

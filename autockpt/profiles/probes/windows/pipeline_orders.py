@@ -57,7 +57,7 @@ def _reason(name: str, error: ValueError) -> str:
     found = re.search(r"\[(.*)\]", str(error))
     listed = re.findall(r"'(\w+)'", found.group(1)) if found else []
     names = [one for one in listed if not one.startswith("PipelineSchedule")]
-    return f"unknown; torch knows {', '.join([*names, *LOOPS])}"
+    return f"unknown; torch knows {', '.join(dict.fromkeys([*names, *LOOPS]))}"
 
 
 def orders_of(schedule: Any) -> tuple[Order, ...]:

@@ -52,6 +52,23 @@ def test_all_strategies_meet_the_same_failures(capsys: pytest.CaptureFixture[str
     assert any(line.startswith("every-3h") for line in lines)
 
 
+def test_the_answer_is_one_sentence_with_its_assumptions(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A shared storage is divided among the nodes; strategies that do the same are named once."""
+    words = ("simulate", "--nodes", "512", "--mtbf", "6 h", "--storage", "2 GB/s shared")
+    names = [word for name in ("auto", "excp", "young") for word in ("--strategy", name)]
+    assert run([*words, "--runs", "2", *names]) == 0
+    printed = capsys.readouterr()
+    answer, assumed, *_ = printed.out.splitlines()
+    assert answer.startswith("auto: checkpoint to memory every 30 s (6 iterations) and to disk")
+    for words_ in ("iteration 5 s", "state 3 GB a node", "copy 20 GB/s", "slow-down 5 %",
+                   "storage 3.91 MB/s a node", "detection 60 s", "restart 10 min",
+                   "network 10 GB/s, on which auto does not rely without --network"):  # fmt: skip
+        assert words_ in assumed
+    assert "the same intervals and times: excp as auto\n" in printed.err
+
+
 def test_a_seed_prints_the_same_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     """And another seed others."""
     first = text_of(capsys, *SMALL, "--seed", "5")

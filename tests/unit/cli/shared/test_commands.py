@@ -262,7 +262,10 @@ def test_a_starter_file_is_auto_as_it_stands(
     assert run(["policy", "init", "p.yaml"]) == 0
     capsys.readouterr()
     assert run(["policy", "check", "p.yaml"]) == 0
-    assert "ok, 0 of " in capsys.readouterr().out
+    assert "ok, it sets 0 of " in capsys.readouterr().out
+    Path("q.yaml").write_text("version: 1\nextends: builtin:auto\ndisk: {writers: 4}\n")
+    assert run(["policy", "check", "q.yaml"]) == 0
+    assert "ok, it sets 1 of " in capsys.readouterr().out, "and not what its base sets"
 
 
 def test_plan_and_dry_run_reckon_with_the_failures_on_record(
