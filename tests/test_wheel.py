@@ -72,17 +72,15 @@ def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
 def test_a_fresh_environment_runs_what_the_wheel_holds(wheel: Path, tmp_path: Path) -> None:
     """The README's training is killed and resumed there, and the report is written."""
     venv, python = tmp_path / "venv", tmp_path / "venv" / "bin" / "python"
-    made = call(sys.executable, "-m", "venv", venv, cwd=tmp_path)
+    made = call(sys.executable, "-m", "venv", "--without-pip", venv, cwd=tmp_path)
     assert made.returncode == 0, made.stderr
     (packages,) = venv.glob("lib/python*/site-packages")
     # The dependencies of this environment serve there; what is editable here is not followed.
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    installed = call(
-        python, "-m", "pip", "install", "--no-index", "--force-reinstall", "--no-deps", wheel,
-        cwd=tmp_path,
-    )  # fmt: skip
+    pip = (sys.executable, "-m", "pip", "--python", python, "install", "--no-index")
+    installed = call(*pip, "--force-reinstall", "--no-deps", wheel, cwd=tmp_path)
     assert installed.returncode == 0, installed.stderr
-    needed = call(python, "-m", "pip", "install", "--no-index", "--dry-run", wheel, cwd=tmp_path)
+    needed = call(*pip, "--dry-run", f"{wheel}[remote]", cwd=tmp_path)
     assert needed.returncode == 0, f"a dependency is missing: {needed.stderr}"
     program = venv / "bin" / "autockpt"
     version = call(program, "--version", cwd=tmp_path)

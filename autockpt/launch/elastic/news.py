@@ -1,7 +1,7 @@
 """Tells a person at the launcher what protects the job: since when, and with -v every save.
 
-The events are those of the run's telemetry.  A launcher reads the files of its own keeper and, on
-the first node, of rank 0, from where they ended when it began.
+A launcher reads telemetry: the file of its own keeper and, on the first node, the file of rank 0.
+It begins where the files ended when it started.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from autockpt.values.units import format_duration
 
 LOOK_S = 0.5
 FEW = 3
-"""So many saves of one kind in one look are told one by one; more of them in one line."""
+"""Up to so many saves of one kind in one look have a line each; more of them share one."""
 SAVES = (t.MemoryCommitted, t.CheckpointDurable, t.GenerationReplicated)
 
 
@@ -32,7 +32,7 @@ class News:
         """Bytes of each file that were read, or were there before."""
         self._looked_s = 0.0
         self._in_memory = self._on_disk = False
-        """Whether it was said already that checkpoints protect the job there."""
+        """Whether the terminal already says that checkpoints protect the job there."""
 
     def look(self, node: int | None, *, now: bool = False) -> None:
         """Say what is new on `node`; rarely, but `now`."""
@@ -112,7 +112,7 @@ _PLACE: dict[type[t.Event], str] = {
 
 
 def sentence(event: t.Event) -> str:
-    """Return what a person is told of an event; "": nothing."""
+    """Return the sentence about an event; "": it has none."""
     match event:
         case t.MemoryCommitted() | t.CheckpointDurable() | t.GenerationReplicated():
             after = format_duration(event.latency_s)

@@ -4,6 +4,7 @@ import html
 import json
 import os
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from autockpt.cli.jobs import profile as profile_command
 from autockpt.cli.shared import plan_choice
 from autockpt.cli.shared.gather import run_data
 from autockpt.policies.policy_file import load_policy
-from autockpt.run_directory import RunDirectory
+from autockpt.run_directory import RunDirectory, RunInfo
 from autockpt.session.job import current_job
 from autockpt.values.goal import Goal
 from autockpt.values.record import from_data, to_data
 from tests.support.profiles import example_profile, example_state
+from tests.unit.integrations.trained import saved, trained_job
 
 POLICY = """
 version: 1
@@ -164,3 +166,43 @@ def test_settings_of_a_search_are_in_what_it_writes() -> None:
     assert "--policy" not in words
     assert {f"{key}={value}" for key, value in settings.items()} == set(words[1::2])
     assert settings["disk.path"] == json.dumps(goal.storage_path)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_what_is_printed_for_next_works_as_it_stands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A shell takes each line, and the command succeeds; names have blanks and umlauts."""
+    run_dir = RunDirectory.create("läufe/mein lauf")
+    run_dir.write_info(RunInfo(run_id="0" * 32, created="", script="my s.py"))
+    run_dir.write_profile(example_profile())
+    saved(Path(run_dir.checkpoints()), trained_job())
+    pending = [
+        ("ls", "läufe"), ("ls", "läufe/mein lauf"),
+        ("convert", "läufe/mein lauf", "out put", "--to", "dcp"),
+        ("convert", "läufe/mein lauf", "out weights", "--to", "safetensors"),
+        ("convert", "läufe/mein lauf", "out history", "--to", "archive"),
+        ("policy", "init", "mine too.yaml"), ("push", "läufe/mein lauf", f"file://{tmp_path}/st"),
+        ("simulate", "--profile", "läufe/mein lauf", "--nodes", "4", "--runs", "1", "--length",
+         "1 d", "--strategy", "auto"),
+    ]  # fmt: skip
+    tried: set[tuple[str, ...]] = set()
+    while pending:
+        words = pending.pop()
+        tried.add(words)
+        assert run(words) == 0, words
+        for line in capsys.readouterr().err.splitlines():
+            if not line.startswith("autockpt: next: "):
+                continue
+            command = line.removeprefix("autockpt: next: ")
+            shell = ["/bin/sh", "-c", f"for word in {command}\ndo printf '%s\\n' \"$word\"; done"]
+            taken = subprocess.run(shell, capture_output=True, text=True, timeout=60, check=True)
+            program, *again = taken.stdout.splitlines()
+            assert program == "autockpt"
+            is_whole = not any(word.isupper() for word in again)  # SCRIPT stands for a name
+            if is_whole and tuple(again) not in tried:
+                pending.append(tuple(again))
+    assert {words[0] for words in tried} >= {
+        "ls", "show", "verify", "report", "explain", "diff", "policy", "plan", "simulate",
+    }  # fmt: skip

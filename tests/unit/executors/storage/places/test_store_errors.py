@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.places import object_store
 from autockpt.executors.storage.places.object_store import RETRIES, Objects
 from autockpt.values.errors import StorageError
 from tests.unit.executors.storage.remote.test_remote import account
@@ -104,3 +105,10 @@ def test_a_directory_in_a_store_that_refuses_is_no_empty_one(server: Answers) ->
                 lambda: directory.claim("run", "launch", 0, force=True)):  # fmt: skip
         with pytest.raises(StorageError, match="NoSuchBucket: there is no such bucket"):
             ask()
+
+
+def test_no_credentials_are_named_so() -> None:
+    """The library tells of its last question, to an address at which clouds lend some."""
+    said = OSError("Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token")
+    assert "AWS_ACCESS_KEY_ID" in object_store._cause(said)
+    assert "169.254" not in object_store._cause(said)
