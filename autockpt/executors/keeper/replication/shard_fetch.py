@@ -95,9 +95,10 @@ class Twin:
     index: ImageIndex
 
     def copy(self, image: memoryview, index: ImageIndex) -> Iterator[tuple[int, int]]:
-        """(number, bytes) of every chunk of `index` that was copied into `image` from here.
+        """(number, bytes) of every chunk of `index` that may be alike, copied into `image`.
 
-        The slot may be used again meanwhile, so each chunk is compared with its digest.
+        The slot may be used again meanwhile, so each chunk is compared with its digest: 0 bytes for
+        one that is another by now.  Ask after each chunk whether to go on.
         """
         alike = [n for n, d in enumerate(index.digests) if d == self.index.digests[n]]
         if not alike or self.arena.fd is None:
@@ -109,8 +110,8 @@ class Twin:
                     start, stop = index.chunk_range(number)
                     chunk = image[start:stop]
                     whole = os.preadv(fd, [chunk], start) == stop - start
-                    if whole and chunk_digest(chunk) == index.digests[number]:
-                        yield number, stop - start
+                    same = whole and chunk_digest(chunk) == index.digests[number]
+                    yield number, stop - start if same else 0
             finally:
                 os.close(fd)
 
@@ -152,7 +153,8 @@ class Copying:
             return []
         missing = set(range(1, self._subject.chunks))
         for number, nbytes in self.twin.copy(self._image, index):
-            missing.discard(number)
+            if nbytes:
+                missing.discard(number)
             if not came(nbytes):
                 return []
         return [self._part(spans_of(sorted(missing)))] if missing else []
