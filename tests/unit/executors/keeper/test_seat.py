@@ -2,15 +2,17 @@
 
 import os
 import shutil
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
 from autockpt.executors.keeper import __main__ as keeper_main
-from autockpt.executors.keeper import wire
+from autockpt.executors.keeper import launch, wire
 from autockpt.executors.keeper.__main__ import Seat
 from autockpt.executors.keeper.launch import connect
+from autockpt.values.errors import AutockptError
 
 
 @pytest.fixture
@@ -123,3 +125,18 @@ def test_a_note_that_names_a_strange_directory_is_passed_over(run: Path) -> None
     assert wire.keeper_directory(str(run), 0) == own
     Path(wire._note_of(str(run), 0)).write_text("/tmp/" + os.path.basename(own))
     assert wire.keeper_directory(str(run), 0) == own
+
+
+def test_a_keeper_that_does_not_start_is_an_error_of_ours(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine so loaded that its start takes too long: said with the log, no bare exception."""
+
+    def never(command: list[str], *, timeout: float, **how: object) -> None:
+        time.sleep(timeout)
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(launch, "START_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(subprocess, "run", never)
+    with pytest.raises(AutockptError, match=r"did not start within .*; its log is "):
+        launch.ensure_keeper(str(run), 0, checkpoints=str(run / "checkpoints"))
