@@ -197,7 +197,7 @@ def generation_folder(path: str, generation: str | None = None) -> str:
 
     Raises ConfigError for a path that is nothing of ours, NoCheckpointError when none is good.
     """
-    place = find_place(path)
+    place = find_place(path, in_store=True)
     if generation and place.generation and generation != place.generation:
         raise ConfigError(f"{path}: is one generation already, and {generation} is another")
     if generation or place.generation:
@@ -233,6 +233,7 @@ def good_generations(directory: str) -> list[str]:
     """
     from autockpt.executors.protocol.selection import on_lineage
     from autockpt.executors.storage.catalogue import list_generations
+    from autockpt.executors.storage.places.choose import place_of
 
     records = [r for r in list_generations(directory) if r.state in ("committed", "verified")]
     chain = _chain(directory, records)
@@ -241,7 +242,7 @@ def good_generations(directory: str) -> list[str]:
         for record in records
         if record.health == "good"
         and on_lineage(Generation.from_name(record.name), chain)
-        and not os.path.exists(os.path.join(directory, record.name, "QUARANTINE"))
+        and not place_of(directory).exists(os.path.join(directory, record.name, "QUARANTINE"))
     ]
     if not good:
         raise NoCheckpointError(

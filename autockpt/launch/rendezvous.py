@@ -26,6 +26,7 @@ from autockpt.executors.protocol.messages import Incarnation
 from autockpt.launch.rank_env import RankPlace
 from autockpt.values.errors import ConfigError, StorageError
 from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
+from autockpt.values.policy_keys.paths import is_store_url
 from autockpt.values.record import from_json, to_json
 
 NO_LABELS: Mapping[str, str] = {}
@@ -146,7 +147,8 @@ def _decide(checkpoints: str, every: Sequence[Node]) -> str:
     """The agreement as JSON, or why there is none: the other ranks wait for an answer."""
     launchers = tuple(sorted({node.launcher for node in every}))
     try:
-        new_files.make_directory(checkpoints)
+        if not is_store_url(checkpoints):
+            new_files.make_directory(checkpoints)
         secret = open_secret(checkpoints)
         incarnation = next_incarnation(_newest(checkpoints), every[0].launcher, launchers)
         record = Round(incarnation=incarnation, launchers=launchers)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from autockpt.console import Console
 from autockpt.launch.elastic.signals import told_to_end
+from autockpt.values.policy_keys.paths import is_store_url
 
 if TYPE_CHECKING:
     from autockpt.integrations.archive.reading import Archive
@@ -97,7 +98,8 @@ class _Archiver:
         from autockpt.values.generation import Generation
 
         request, run = self._request, RunDirectory(self._request.source)
-        if request.follow and run.exists and not os.path.isdir(run.checkpoints()):
+        path = run.checkpoints() if request.follow and run.exists else ""
+        if path and not is_store_url(path) and not os.path.isdir(path):
             raise NoCheckpointError(f"{request.source}: has no checkpoints yet")
         place = find_place(request.source)
         chosen = request.generation or place.generation

@@ -18,6 +18,7 @@ from autockpt.launch.elastic.signals import told_to_end
 from autockpt.launch.sidecars.sidecar import Sidecar
 from autockpt.run_directory import RunDirectory
 from autockpt.values.goal import Goal, RemoteWish
+from autockpt.values.policy_keys.paths import is_store_url
 
 if TYPE_CHECKING:
     from autockpt.executors.storage.directory import CommitFile
@@ -124,7 +125,8 @@ class _Copier:
         from autockpt.values.errors import NoCheckpointError
         from autockpt.values.generation import Generation
 
-        if self._run.exists and not os.path.isdir(self._run.checkpoints()):
+        path = self._run.checkpoints() if self._run.exists else ""
+        if path and not is_store_url(path) and not os.path.isdir(path):
             raise NoCheckpointError(f"{self._request.source}: has no checkpoints yet")
         place = find_place(self._request.source)
         name = place.generation or _newest(place.directory, read=last)

@@ -128,6 +128,11 @@ def _own_place(run: "RunDirectory", policy: str | None, settings: tuple[str, ...
 
     goal = read_goal(policy, settings)
     words: list[str] = []
+    if goal.is_in_store:
+        raise ConfigError(
+            f"disk.path: {goal.storage_path} is in an object store, and a drill needs a directory; "
+            "name one: --set disk.path=DIR"
+        )
     if goal.storage_path is not None:
         words += ["--set", f"disk.path={goal.storage_path.rstrip('/')}-{run.path.name}"]
     if goal.remote.url is not None:

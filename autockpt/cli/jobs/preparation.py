@@ -31,6 +31,7 @@ from autockpt.values.errors import ConfigError
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Goal
 from autockpt.values.policy_keys.paths import is_store_url
+from autockpt.values.record import from_json, to_json
 
 WRITTEN_S = 5.0
 """A launcher writes run.json so soon after it has taken the directory."""
@@ -210,6 +211,30 @@ def check_directory(request: Request, goal: Goal) -> None:
         )
     if not request.fresh and request.resume_from is None:
         require_found(run, goal)
+    if goal.is_in_store and not request.takes:
+        _require_same_job(run.checkpoints(goal), request)
+
+
+def _require_same_job(place: str, request: Request) -> None:
+    """Raises ConfigError where a store has the checkpoints of another job.
+
+    The run directory, which else says so, may be that of a new machine.
+    """
+    from autockpt.executors.storage.directory import CheckpointDirectory
+
+    text, job = CheckpointDirectory(place).job(), job_of(request.script)
+    if not text:
+        return
+    try:
+        there = from_json(same_job.Job, text, where=f"{place}/JOB")
+    except ConfigError:
+        return  # written by a later version
+    same_script = os.path.basename(there.script) == os.path.basename(job.script)
+    if found := same_job.differences(there, job, same_script=same_script):
+        raise ConfigError(
+            f"{place}: holds checkpoints of another job: {'; '.join(found)}; name another place "
+            "with disk.path, or go on with these: --same-job --run-dir DIR"
+        )
 
 
 def _require_its_script(info: RunInfo, request: Request, say: Callable[[str], None]) -> None:
@@ -301,6 +326,11 @@ def prepare(
     """
     from autockpt.cli.shared.versions import versions
 
+    if goal.is_in_store and mode == "run":
+        from autockpt.executors.storage.directory import CheckpointDirectory
+
+        mine = to_json(job_of(script)).encode()
+        CheckpointDirectory(run.checkpoints(goal)).claim_job(mine, replace=anew)
     before = run.read_info()
     run.mark_unprotected(value=False)
     run.forget_status()

@@ -12,6 +12,7 @@ from autockpt.cli.shared.options import Command, Whole, common, policy_options
 from autockpt.cli.shared.quantities import Options, positive
 from autockpt.console import Console
 from autockpt.values.errors import ConfigError, StaleProfileError, StorageError
+from autockpt.values.policy_keys.paths import is_store_url
 
 if TYPE_CHECKING:
     from autockpt.cli.jobs.tune_text import Found
@@ -179,6 +180,10 @@ def _search(console: Console, task: Task, out: str | None) -> "tuple[Header, Out
     from autockpt.profiling.tuning import largest_sample
     from autockpt.run_directory import RunDirectory
 
+    if is_store_url(task.checkpoints):
+        raise ConfigError(
+            f"{task.checkpoints}: a store is written in one way, so there is nothing to tune"
+        )
     folder = _claim(out, task.folder)
     with target_directory(task.checkpoints) as directory:
         largest = largest_sample(directory, task.profile.state.total_bytes, task.ranks)

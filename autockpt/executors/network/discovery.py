@@ -4,8 +4,9 @@
 * `control/node-000.json`: the address of a node's keeper, written anew for every incarnation.
 * `control/round.json`: the newest incarnation of a job on several nodes (`launch/rendezvous.py`).
 
-The directory is 0700 and lies on the file system that all nodes share.  Only files and addresses
-live here, no connection.
+The directory is 0700 and lies on the file system that all nodes share.  In an object store its
+records are objects: who may read the run there may read the secret.  Only files and addresses live
+here, no connection.
 """
 
 import contextlib
@@ -20,7 +21,9 @@ from dataclasses import dataclass
 from autockpt.executors.protocol.messages import Incarnation
 from autockpt.executors.storage.claims import boot_id
 from autockpt.executors.storage.directory import read_small
+from autockpt.executors.storage.places.choose import place_of
 from autockpt.values.errors import AutockptError, ConfigError, StorageError
+from autockpt.values.policy_keys.paths import is_store_url
 from autockpt.values.record import from_json, to_json
 
 SECRET_BYTES = 32
@@ -56,6 +59,9 @@ def open_secret(checkpoints: str) -> bytes:
     folder = os.path.join(checkpoints, "control")
     path = os.path.join(folder, "secret")
     try:
+        if is_store_url(path):
+            _publish(path, secrets.token_bytes(SECRET_BYTES), replace=False)
+            return read_small(path, limit=SECRET_BYTES)
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, 0o700)
         _require_ours(os.lstat(folder), folder)
@@ -129,6 +135,8 @@ def _address_path(checkpoints: str, node: int) -> str:
 
 def _look_again(folder: str) -> None:
     """NFS clients remember names for up to a minute; a change of their own makes them look."""
+    if is_store_url(folder):
+        return
     path = os.path.join(folder, f"look-{secrets.token_hex(6)}.tmp")
     with contextlib.suppress(OSError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -137,6 +145,9 @@ def _look_again(folder: str) -> None:
 
 def _publish(path: str, data: bytes, *, replace: bool) -> None:
     """Whole or not at all; with `replace` False a file that is there stays."""
+    if is_store_url(path):
+        place_of(path).publish(path, data, replace=replace)
+        return
     temporary = f"{path}.{secrets.token_hex(6)}.tmp"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

@@ -27,6 +27,7 @@ from autockpt.executors.storage.places.images import open_image
 from autockpt.executors.throttle.rate_limit import Throttle, Unlimited
 from autockpt.values.errors import AutockptError, ConfigError, CorruptCheckpointError, StorageError
 from autockpt.values.generation import Generation
+from autockpt.values.policy_keys.paths import is_store_url
 
 READERS = 4
 """Threads of a restore: while some digest and copy, the others keep the storage busy."""
@@ -92,7 +93,8 @@ def list_generations(directory: str) -> list[GenerationRecord]:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
         names = place.names(directory)
     except OSError as error:
-        raise AutockptError(f"{directory}: cannot be read: {error.strerror}") from error
+        kind = StorageError if is_store_url(directory) else AutockptError
+        raise kind(f"{directory}: cannot be read: {error.strerror}") from error
     found = []
     for name in names:
         with contextlib.suppress(ConfigError):

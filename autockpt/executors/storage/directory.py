@@ -1,6 +1,7 @@
 """The checkpoint directory: lease, shards, commits, retention.
 
 * `RUN`: run id and format, created with the directory.
+* `JOB`: the job that it belongs to; in an object store only, where no run directory may be left.
 * `terms/t-000007`: one file per incarnation, which is never replaced: the fence.
 * `ckpt-t0007-step-00000042/`: shard-00003-a1.safetensors, idx-00003-a1.json, ..., COMMIT.
 * `decisions/t-000007`: the generation that an incarnation resumed from: the lineage.
@@ -133,6 +134,22 @@ class CheckpointDirectory:
             ) from error
         self._run = run
         return run.run_id
+
+    def claim_job(self, text: bytes, *, replace: bool) -> None:
+        """Leaves the record of the job whose checkpoints are here, unless there is one.
+
+        Raises StorageError.
+        """
+        path = os.path.join(self.path, "JOB")
+        with _storage("write", path):
+            self._place.publish(path, text, replace=replace)
+
+    def job(self) -> bytes:
+        """That record; nothing where there is none.  Raises StorageError."""
+        path = os.path.join(self.path, "JOB")
+        with _storage("read", path), contextlib.suppress(FileNotFoundError):
+            return self._place.read(path)
+        return b""
 
     def require_writable(self) -> None:
         """Opens the directory and writes a page into it.  Raises StorageError when it cannot."""
@@ -463,7 +480,13 @@ class CheckpointDirectory:
         commit = read_commit(os.path.join(folder, "COMMIT"))
         if (commit.run_id, commit.generation) != (run_id, generation):
             return None
-        sick = commit.health != "good" or self.is_suspect(generation)
+        # One request of a store, and not one a mark.
+        seen = frozenset(self._place.names(folder)) if self._place.is_store else None
+
+        def has(mark: str) -> bool:
+            return _is_there(os.path.join(folder, mark)) if seen is None else mark in seen
+
+        sick = commit.health != "good" or has("SUSPECT")
         health: Health = "suspect" if sick else "good"
         return CatalogueEntry(
             generation=commit.generation,
@@ -473,10 +496,10 @@ class CheckpointDirectory:
             records=commit.records,
             layout_digests=tuple(str(r.get("layout_digest", "")) for r in commit.records),
             created_s=commit.created_s,
-            verified=_is_there(os.path.join(folder, "VERIFIED")),
-            corrupt=_is_there(os.path.join(folder, "CORRUPT")),
-            quarantined=_is_there(os.path.join(folder, "QUARANTINE")),
-            pinned=pin_of(folder),
+            verified=has("VERIFIED"),
+            corrupt=has("CORRUPT"),
+            quarantined=has("QUARANTINE"),
+            pinned=pin_of(folder) if seen is None or "PINNED" in seen else "",
             health=health,
             reshardable=True,
         )

@@ -3,6 +3,7 @@
 import contextlib
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -12,8 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+import autockpt
 from autockpt.cli.app import run as cli
 from autockpt.executors.storage.catalogue import committed_names
+from autockpt.executors.storage.places.choose import place_of
 from autockpt.values.generation import Generation
 from tests.conftest import end_keeper
 from tests.jobs.kill.zygote import environment
@@ -23,7 +26,7 @@ __all__ = ["endpoint", "s3"]
 
 SCRIPT = Path(__file__).with_name("train.py")
 URL = "s3://bucket/jobs/{}"
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 class Machine:
@@ -33,6 +36,7 @@ class Machine:
         folder.mkdir()
         self.folder, self.url = folder, url
         self._ranks = ranks
+        self.options: tuple[str, ...] = ()
         self._job: subprocess.Popen[bytes] | None = None
 
     @property
@@ -52,18 +56,19 @@ class Machine:
         for one in (f"disk.path={self.url}", "memory.interval=5 steps", "disk.interval=10 steps",
                     "retune=false", *settings):  # fmt: skip
             argv += ["--set", one]
-        argv += ["--", str(SCRIPT), "--steps", str(steps), "--pace", str(pace_s)]
+        argv += [*self.options, "--", str(SCRIPT), "--steps", str(steps)]
         with open(self.folder / "out", "ab") as out:
             self._job = subprocess.Popen(
-                argv, cwd=self.folder, env=environment(), stdout=out, stderr=out,
-                start_new_session=True,
+                argv, cwd=self.folder, env={**environment(), "TEST_PACE_S": str(pace_s)},
+                stdout=out, stderr=out, start_new_session=True,
             )  # fmt: skip
 
     def finish(self) -> dict[int, str]:
         """The digests by rank."""
         assert self._job is not None
         assert self._job.wait(PATIENCE_S) == 0, self.said
-        found = re.findall(r"digest of rank (\d+): (\w+)", self.said)
+        logs = [path.read_text() for path in (self.run / "logs").rglob("*") if path.is_file()]
+        found = re.findall(r"digest of rank (\d+): (\w+)", "\n".join([self.said, *logs]))
         return {int(rank): digest for rank, digest in found}
 
     def lose(self) -> None:
@@ -74,14 +79,14 @@ class Machine:
 
     def end(self) -> None:
         """Ends whatever still lives, the keeper first: nothing is saved behind it."""
-        end_keeper(str(self.run))
+        end_keeper(str(self.run), nodes=2)
         if self._job is not None and self._job.poll() is None:
             ranks = psutil.Process(self._job.pid).children(recursive=True)
             for process in (self._job, *ranks):
                 with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
                     process.kill()
             self._job.wait(PATIENCE_S)
-        end_keeper(str(self.run))
+        end_keeper(str(self.run), nodes=2)
 
 
 @contextlib.contextmanager
@@ -94,6 +99,52 @@ def machine(folder: Path, url: str, *, ranks: int = 1) -> Iterator[Machine]:
         one.end()
 
 
+class Nodes:
+    """Two nodes on one machine, each with a working directory of its own."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        folder.mkdir()
+        self.machines = [Machine(folder / f"node{number}", url) for number in range(2)]
+
+    def start(self, *, steps: int, pace_s: float) -> None:
+        """Starts a launcher on each."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        for number, one in enumerate(self.machines):
+            one.options = ("--nnodes", "2", "--node-rank", str(number), "--rdzv-endpoint",
+                           f"127.0.0.1:{port}", "--rdzv-id", "nodes")  # fmt: skip
+            one.start(steps=steps, pace_s=pace_s)
+
+    def run(self, *, steps: int, pace_s: float) -> dict[int, str]:
+        """The digests by rank, when both have ended."""
+        self.start(steps=steps, pace_s=pace_s)
+        return self.machines[0].finish() | self.machines[1].finish()
+
+    @property
+    def said(self) -> str:
+        """Everything that was printed."""
+        return "".join(one.said for one in self.machines)
+
+    def lose(self) -> None:
+        """Both, with everything on their disks."""
+        for one in self.machines:
+            one.end()
+        for one in self.machines:
+            one.lose()
+
+
+@contextlib.contextmanager
+def nodes(folder: Path, url: str) -> Iterator[Nodes]:
+    """Two, without a process left behind."""
+    both = Nodes(folder, url)
+    try:
+        yield both
+    finally:
+        for one in both.machines:
+            one.end()
+
+
 def wait_for(url: str, *, checkpoints: int) -> list[str]:
     """The committed checkpoints of a store, once there are so many."""
     deadline = time.monotonic() + PATIENCE_S
@@ -103,10 +154,10 @@ def wait_for(url: str, *, checkpoints: int) -> list[str]:
     return names
 
 
-def bare(folder: Path, *, steps: int) -> str:
+def bare(folder: Path, *, steps: int, seed: int = 0) -> str:
     """The digest of a training without autockpt that nobody disturbs."""
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--bare", "--steps", str(steps), "--pace", "0"],
+        [sys.executable, str(SCRIPT), "--bare", "--seed", str(seed), "--steps", str(steps)],
         cwd=folder, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S,
         check=True,
     )  # fmt: skip
@@ -114,7 +165,7 @@ def bare(folder: Path, *, steps: int) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_new_machine_resumes_from_the_store_alone(
     tmp_path: Path, s3: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,6 +186,84 @@ def test_a_new_machine_resumes_from_the_store_alone(
             for words in (("ls",), ("show",), ("verify",)):
                 assert cli([*words, place]) == 0
                 assert newest in capsys.readouterr().out
-        assert cli(["watch", "--once", str(second.run)]) == 0
+        assert autockpt.load(str(second.run))
+        assert cli(["watch", "--json", str(second.run)]) == 0
         assert cli(["report", str(second.run)]) == 0
         assert not (second.run / "checkpoints").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_each_rank_puts_its_own_shard(tmp_path: Path, s3: None) -> None:
+    """Two ranks, all killed, everything removed: both go on to the bit, and retention deletes."""
+    url = URL.format("ranks")
+    expected = {rank: bare(tmp_path, steps=60, seed=rank) for rank in range(2)}
+    assert len(set(expected.values())) == 2
+    with machine(tmp_path / "first", url, ranks=2) as first:
+        first.start(steps=60, pace_s=0.1)
+        wait_for(url, checkpoints=2)
+        first.lose()
+    with machine(tmp_path / "second", url, ranks=2) as second:
+        second.start(steps=60, pace_s=0.0, settings=("keep.last=2",))
+        assert second.finish() == expected
+        assert "resumed step" in second.said, second.said
+    newest = committed_names(url)[-1]
+    names = place_of(url).names(f"{url}/{newest}")
+    assert sum(name.startswith("shard-") for name in names) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_nodes_share_nothing_but_the_store(tmp_path: Path, s3: None) -> None:
+    """Each node has a run directory of its own; both are lost, and new nodes resume."""
+    url = URL.format("nodes")
+    expected = {rank: bare(tmp_path, steps=60, seed=rank) for rank in range(2)}
+    with nodes(tmp_path / "first", url) as first:
+        first.start(steps=60, pace_s=0.1)
+        wait_for(url, checkpoints=2)
+        first.lose()
+    with nodes(tmp_path / "second", url) as second:
+        assert second.run(steps=60, pace_s=0.0) == expected
+        assert "resumed step" in second.said, second.said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_another_job_is_refused(
+    tmp_path: Path, s3: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no run directory says whose the checkpoints are; a dry run leaves nothing."""
+    url = URL.format("owned")
+    with machine(tmp_path / "first", url) as first:
+        first.start(steps=12, pace_s=0.0)
+        first.finish()
+        first.lose()
+    monkeypatch.chdir(first.folder)
+    words = ["run", "--no-profile", "--dry-run", "--set", f"disk.path={url}", str(SCRIPT)]
+    assert cli([*words, "--steps", "12", "--width", "32"]) == 78
+    said = capsys.readouterr().err
+    assert f"{url}: holds checkpoints of another job: " in said
+    assert "32" in said
+    assert cli([*words, "--steps", "20"]) == 0
+    assert not (first.folder / "runs").exists()
+
+
+def test_a_store_that_does_not_answer_ends_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the code of storage and a cure; so does an address that is none."""
+    monkeypatch.chdir(tmp_path)
+    pytest.importorskip("obstore", reason="needs the extra remote")
+    for name, value in {"AWS_ALLOW_HTTP": "true", "AWS_REGION": "x", "AWS_ACCESS_KEY_ID": "x",
+                        "AWS_SECRET_ACCESS_KEY": "x", "NO_PROXY": "127.0.0.1"}.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    words = ["run", "--no-profile", "--set", "disk.path=s3://bucket/x", str(SCRIPT)]
+    with socket.socket() as taken:  # bound, and nobody listens
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        assert cli(words) == 74
+    assert "the store does not answer; check AWS_ENDPOINT_URL" in capsys.readouterr().err
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "minio:9000")
+    assert cli(words) == 78
+    assert "AWS_ENDPOINT_URL: expected the address of a store" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

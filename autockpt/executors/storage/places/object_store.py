@@ -43,6 +43,7 @@ _THROTTLED = (
     f"the store asks for fewer requests, also after {RETRIES} repetitions; set remote.rate, or try "
     "again later"
 )
+_SILENT = "the store does not answer; check AWS_ENDPOINT_URL and the network"
 _CURES = {
     "AccessDenied": "these credentials may not do this; allow reading, writing, deleting, listing",
     "ExpiredToken": _EXPIRED,
@@ -294,6 +295,13 @@ def _open(url: str) -> "ObjectStore":
             "s3://BUCKET/PREFIX with AWS_ENDPOINT_URL in the environment, and AWS_ALLOW_HTTP=true "
             "for http"
         )
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"):
+        endpoint = os.environ.get(name)
+        if endpoint is not None and not re.match(r"https?://\w", endpoint):  # the library panics
+            raise ConfigError(
+                f"{name}: expected the address of a store, such as https://minio.site:9000, got "
+                f"{endpoint!r:.80}; correct or unset it"
+            )
     try:
         from obstore.exceptions import BaseError
         from obstore.store import from_url
@@ -326,7 +334,8 @@ def _cause(error: BaseException) -> str:
             "no credentials: none stand in the environment (AWS_ACCESS_KEY_ID, "
             "AWS_SECRET_ACCESS_KEY), and this machine lends none"
         )
-    return str(error).partition("\n")[0] or type(error).__name__
+    text = str(error).partition("\n")[0] or type(error).__name__
+    return f"{_SILENT} ({text})" if "error sending request" in text else text
 
 
 def _code(error: BaseException) -> str:
