@@ -18,6 +18,7 @@ from autockpt.executors.keeper.client.saves import (
     SaveState,
 )
 from autockpt.values.generation import Generation
+from autockpt.values.table import markdown
 
 EVENTS: tuple[SaveEvent, ...] = get_args(SaveEvent)
 
@@ -208,11 +209,15 @@ def test_requests_that_nobody_hears_are_not_waited_for() -> None:
 
 def table() -> str:
     """The states as docs/internals/protocol.md shows them."""
-    rows = ["| State | Meaning | Event: next state |", "|---|---|---|"]
-    for state, meaning in STATES.items():
-        moves = [f"{e}: {target}" for (s, e), target in TRANSITIONS.items() if s == state]
-        rows.append(f"| {state} | {meaning} | {'; '.join(moves)} |")
-    return "\n".join(rows) + "\n"
+    rows = [
+        (
+            state,
+            meaning,
+            "; ".join(f"{e}: {to}" for (s, e), to in TRANSITIONS.items() if s == state),
+        )
+        for state, meaning in STATES.items()
+    ]
+    return "\n".join(markdown(("State", "Meaning", "Event: next state"), rows)) + "\n"
 
 
 def test_the_page_has_the_table_of_the_code() -> None:
