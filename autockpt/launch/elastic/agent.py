@@ -29,7 +29,7 @@ from autockpt.launch.standby.pool import StandbyPool
 from autockpt.policies.announced import LauncherTimes, grace_s, launcher_times
 from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import DirectoryBusyError
-from autockpt.values.exit_codes import NO_PROGRESS, REPLACED
+from autockpt.values.exit_codes import NO_PROGRESS, REPLACED, WOULD_TRAIN_WRONGLY
 
 if TYPE_CHECKING:
     from autockpt.launch.sidecars.keeper import KeeperBeside
@@ -115,7 +115,8 @@ class Watch:
         verdict = self._loop.verdict(
             Attempt(
                 signal=max(0, -failure.exitcode),
-                final=bool(told.get("final")),
+                # A rank that ends so at its exit has told us nothing more.
+                final=bool(told.get("final")) or failure.exitcode == WOULD_TRAIN_WRONGLY,
                 error=error if told.get("origin") in ("mistake", "script") else "",
                 error_step=told.get("step"),
                 attached=run.attached,

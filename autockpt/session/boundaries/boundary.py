@@ -220,6 +220,12 @@ class Boundaries:
         except OSError as error:
             self._rank.report_degraded("standby", f"the next restart is a cold one: {error}")
 
+    def require_place(self) -> None:
+        """The script ends.  Raises SystemExit where it trained on, and not from where it was."""
+        trained = self._iterations.waited_in_vain()
+        if trained and not self._place.is_placed:
+            self._place.require(begun=True, trained=trained)
+
     def finish_iteration(self) -> None:
         """Code behind a loop that ends early belongs to its last iteration: that ends now."""
         if self._iterations.is_owed:

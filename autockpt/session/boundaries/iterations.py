@@ -68,6 +68,12 @@ class Iterations:
         self._rank.lead += self.uncounted
         self.uncounted = 0
 
+    def waited_in_vain(self) -> int:
+        """Iterations that did not count because a loop of ours was to follow, where none came."""
+        if self._rank.owns_boundary or not self._waits_for_loop:
+            return 0
+        return self.uncounted + self.is_round_over()
+
     def is_whole(self) -> bool:
         """Whether the state is that of the step count.
 

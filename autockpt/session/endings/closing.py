@@ -1,6 +1,9 @@
 """The end of a session: it closes its parts, after a last checkpoint where there can be one."""
 
 import atexit
+import contextlib
+import logging
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -28,6 +31,9 @@ but this may as well be the only one that ends, and then all wait for it to be g
 
 class LoopEnd(Protocol):
     """The loop, as its end sees it."""
+
+    def require_place(self) -> None:
+        """Raises SystemExit where the script has trained on, and not from where it was."""
 
     def finish_iteration(self) -> None:
         """An iteration that a loop of ours left open ends now."""
@@ -90,6 +96,7 @@ class Closing:
             return
         error = self._exception()
         if error is None:
+            self.loop.require_place()
             self.finish(final_checkpoint=final_checkpoint, reason="finished")
             return
         self._report_failed(error)
@@ -195,6 +202,10 @@ class Closing:
             return
         if self._job.world_size > 1:
             self._last.patience_s = ALONE_S
+        try:
+            self.loop.require_place()
+        except SystemExit as ending:
+            _leave(ending)
         self.finish(final_checkpoint=True, reason="finished")
 
     def _report_failed(self, error: BaseException) -> None:
@@ -208,6 +219,15 @@ class Closing:
         )  # fmt: skip
         if origin != "machine":
             self._client.send(wire.TrainerFailing(rank=self._job.rank, error=text))
+
+
+def _leave(ending: SystemExit) -> None:
+    """End with this exit code; what Python raises while it exits does not change its own."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(int(ending.code or 0))
 
 
 def _at_hand() -> BaseException | None:

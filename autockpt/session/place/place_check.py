@@ -48,10 +48,11 @@ class PlaceCheck:
         self._is_ahead: bool | None = None
         """The script goes on to ask where to go on; None: not looked for."""
 
-    def require(self, *, begun: bool = False) -> None:
+    def require(self, *, begun: bool = False, trained: int = 0) -> None:
         """Asked until it is known who puts loop and data where the state is.
 
-        `begun`: an iteration counts.  Raises SystemExit where the training would go wrong.
+        `begun`: an iteration counts.  `trained`: so many did not, and the script ends.  Raises
+        SystemExit where the training would go wrong.
         """
         frame, data = sys._getframe(1), self._position.data
         framework = self.framework or framework_of(frame)
@@ -67,7 +68,8 @@ class PlaceCheck:
         if not self._rank.start_step:
             self._rank.report_degraded("position", warning(framework, unused_loader=unused))
             return
-        self._rank.say(refusal(self._rank.start_step, framework, unused_loader=unused))
+        step = self._rank.start_step
+        self._rank.say(refusal(step, framework, unused_loader=unused, trained=trained))
         self._closing.end("error")
         raise SystemExit(WOULD_TRAIN_WRONGLY)
 

@@ -69,11 +69,15 @@ def may_hold_place(others: Iterable[tuple[str, object]]) -> bool:
     )
 
 
-def refusal(step: int, framework: str | None, *, unused_loader: bool) -> str:
-    """Why a resume at `step` would train wrongly, and what to do."""
+def refusal(step: int, framework: str | None, *, unused_loader: bool, trained: int = 0) -> str:
+    """Why a resume at `step` would train wrongly, and what to do.
+
+    `trained`: iterations that it has trained, because a loop of ours seemed to follow.
+    """
+    done = f"the {trained} iterations since are not kept" if trained else "nothing was trained"
     return (
         f"refused: the state was resumed at step {step}, but {_why(framework, unused_loader)}; "
-        f"nothing was trained. {_WHAT_TO_DO}, or begin anew with --fresh or attach(fresh=True) "
+        f"{done}. {_WHAT_TO_DO}, or begin anew with --fresh or attach(fresh=True) "
         "(exit code 91, docs/reference/exit_codes.md)"
     )
 

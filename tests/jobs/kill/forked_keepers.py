@@ -110,6 +110,8 @@ def _call_it(command: list[str]) -> None:
 class Forking:
     """In a trainer, what `launch` sees as the module `subprocess`."""
 
+    TimeoutExpired = subprocess.TimeoutExpired
+
     def __init__(self, name: str, path: str | None = None) -> None:
         """`path`: a keeper with another PYTHONPATH is started, for it may import something else."""
         self._name, self._path = name, path

@@ -69,6 +69,32 @@ def test_a_plain_loop_is_not_resumed_from_its_beginning(
     assert 'attach(data="script")' in said
 
 
+def untaken(it: Plain) -> None:
+    """A script whose loop of ours stands in a branch that it does not take."""
+    ckpt = it.ckpt
+    it.train(4)
+    if it.updates < 0:
+        for _ in ckpt.steps(9):
+            it.train(1)
+
+
+def test_a_loop_of_ours_that_never_comes_does_not_hide_the_scripts_own(
+    begin: Make, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Told where the first start ends; in the second the iterations are not kept."""
+    first = begin()
+    untaken(first)
+    first.ckpt.close()
+    assert capfd.readouterr().err.count("a restart will be refused (exit code 91)") == 1
+    second = begin()
+    untaken(second)
+    with pytest.raises(SystemExit, match="91"):
+        second.ckpt.close()
+    assert "at step 4, but nothing puts the loop" in (said := capfd.readouterr().err)
+    assert "; the 4 iterations since are not kept. " in said
+    assert begin().updates == 4
+
+
 @pytest.mark.parametrize("said", ["attach", "environment", "own state"])
 def test_a_script_that_sees_to_it_goes_on(
     begin: Make,
@@ -241,6 +267,27 @@ for epoch in range(2):
         optimizer.step()
 print("trained", flush=True)
 """
+
+
+UNTAKEN = SCRIPT.replace(
+    "print(",
+    """if batch < 0:
+    for step in ckpt.steps(9):
+        pass
+print(""",
+)
+
+
+@pytest.mark.slow
+def test_a_script_that_ends_by_itself_has_that_exit_code_too(tmp_path: Path) -> None:
+    """It does not close its session; the second start trains, and keeps nothing of it."""
+    cwd = write(tmp_path, "train.py", UNTAKEN).parent
+    run = ("-m", "autockpt", "run", "--run-dir", "runs/own", "--no-profile", "train.py")
+    for words in (("train.py",), run):
+        assert python(*words, cwd=cwd).returncode == 0
+        done = python(*words, cwd=cwd)
+        assert (done.returncode, done.stdout) == (91, "trained\n"), done.stderr
+        assert done.stderr.count("the 6 iterations since are not kept") == 1
 
 
 @pytest.mark.slow
