@@ -64,6 +64,8 @@ class NoCheckpointError(AutockptError):
 class RestartError(NoCheckpointError):
     """This start cannot restore; the next one may, so a launcher starts the job again."""
 
+    exit_code = 74
+
 
 class GuardError(AutockptError):
     """The executor refused an instruction that would endanger the last good checkpoint."""

@@ -117,6 +117,18 @@ def test_a_bad_source_makes_all_ranks_restore_something_else() -> None:
     assert len(cluster.take(m.Resume)) == 2
 
 
+def test_a_store_that_cannot_be_read_now_costs_no_checkpoint() -> None:
+    """An older one is not taken: every rank hears that the next start may succeed."""
+    cluster = saved()
+    cluster.start(2, NEXT, parents=SCRATCH, committed=(entry(2), entry(4)))
+    cluster.done = []
+    cluster.tell_node(1, m.ShardBad(rank=1, term=2, attempt=1, detail="503", unread=True))
+    assert not any(isinstance(done, m.WriteDecision) for done in cluster.done)
+    refused = cluster.take(m.RestoreRefused)
+    assert sorted(r.rank for r in refused) == [0, 1]
+    assert all(r.retryable and "503" in r.reason for r in refused)
+
+
 def test_a_slot_that_is_verified_after_all_stays_like_any_other_that_was_restored() -> None:
     """Both ranks' slots are bad at once: the later word is lost, its slot is chosen again."""
     cluster = saved()

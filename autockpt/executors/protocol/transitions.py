@@ -90,7 +90,7 @@ TRANSITIONS: tuple[Transition, ...] = (
         "coordinator",
         "gathering, claiming, inventory, deciding, restoring",
         "refused",
-        "TermRefused, rank or node lost, nothing recoverable, deadline",
+        "TermRefused, rank or node lost, nothing recoverable, store cannot be read now, deadline",
         "AttachRefused, RestoreRefused",
     ),
     _row(

@@ -41,6 +41,7 @@ from autockpt.values.errors import (
     StorageError,
 )
 from autockpt.values.generation import Generation
+from autockpt.values.policy_keys.paths import is_store_url
 
 _LIMITS = Deadlines()
 DIRECTORY_S = 300.0
@@ -156,7 +157,10 @@ def _carry_out(
             shards, used = _open(link, lent, checkpoints, order)
             restored = restore_shards(shards, state, ahead.take, report)
     except (CorruptCheckpointError, StorageError, OSError) as error:
-        _bad(link, order, str(error))
+        # On a disk an error of reading does not pass; a store may only be out of reach.
+        passing = not isinstance(error, CorruptCheckpointError | FileNotFoundError)
+        from_store = is_store_url(checkpoints) and order.source.kind in ("disk", "reshard")
+        _bad(link, order, str(error), unread=passing and from_store)
         return None, ""
     except ConfigError as error:
         if order.source.kind != "memory" or link.world_size == 1:
@@ -168,8 +172,9 @@ def _carry_out(
     return restored, farthest(used)
 
 
-def _bad(link: KeeperClient, order: p.RestoreShard, detail: str) -> None:
-    link.send(p.ShardBad(rank=link.rank, term=order.term, attempt=order.attempt, detail=detail))
+def _bad(link: KeeperClient, order: p.RestoreShard, detail: str, *, unread: bool = False) -> None:
+    term, attempt = order.term, order.attempt
+    link.send(p.ShardBad(rank=link.rank, term=term, attempt=attempt, detail=detail, unread=unread))
 
 
 def _open(
@@ -200,7 +205,9 @@ def _open(
     together = None
     if lent.reading is not None:
         together = Together(lent.reading, order.readers, link.rank)
-    return shards_on_disk(folder, link.rank, link.world_size, source.root, together), {"disk"}
+    return shards_on_disk(
+        folder, link.rank, link.world_size, source.root, together, patient=True
+    ), {"disk"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,18 @@ import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from autockpt.executors.image.container import ImageIndex, read_trailer
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.restore.cooperative_read import CooperativeRead
 from autockpt.executors.storage.catalogue import open_shard
 from autockpt.executors.storage.directory import CommitFile, read_commit
+from autockpt.executors.storage.places.store import read_patiently
 from autockpt.values.errors import CorruptCheckpointError, StorageError
+from autockpt.values.policy_keys.paths import is_store_url
 
+_T = TypeVar("_T")
 COPIERS = 2
 """Threads that copy from memory: two saturate it where one does not."""
 
@@ -77,6 +80,35 @@ class SlotSource:
 
     def close(self) -> None:
         """The slot stays."""
+
+
+class PatientSource:
+    """A shard in an object store, which is asked again while it does not answer."""
+
+    def __init__(self, folder: str, source: ChunkSource) -> None:
+        self._folder, self._source = folder, source
+        self.index, self.workers = source.index, source.workers
+
+    @property
+    def room_bytes(self) -> int:
+        """See `ChunkSource`."""
+        return self._source.room_bytes
+
+    def head(self) -> memoryview | None:
+        """See `ChunkSource`."""
+        return read_patiently(self._folder, self._source.head)
+
+    def expect(self, chunks: Sequence[int]) -> None:
+        """See `ChunkSource`."""
+        self._source.expect(chunks)
+
+    def read(self, chunk: int, memory: memoryview) -> memoryview:
+        """See `ChunkSource`."""
+        return read_patiently(self._folder, lambda: self._source.read(chunk, memory))
+
+    def close(self) -> None:
+        """See `ChunkSource`."""
+        self._source.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +204,23 @@ def shards_on_disk(
     world_size: int,
     root: str = "",
     together: Together | None = None,
+    *,
+    patient: bool = False,
 ) -> ShardSources:
     """The shard files of a commit, for one of `world_size` ranks; each is opened when needed.
 
-    `root`: what this rank's own shard must be; "": not known.  Raises CorruptCheckpointError or
-    StorageError.
+    `root`: what this rank's own shard must be; "": not known.  `patient`: a store that does not
+    answer is asked again for minutes.  Raises CorruptCheckpointError or StorageError.
     """
-    commit = read_commit(os.path.join(folder, "COMMIT"))
+
+    def ask(read: Callable[[], _T]) -> _T:
+        return read_patiently(folder, read) if patient else read()
+
+    def open_one(shard: int) -> ChunkSource:
+        source = ask(lambda: _open_file(folder, shard, commit))
+        return PatientSource(folder, source) if patient and is_store_url(folder) else source
+
+    commit = ask(lambda: read_commit(os.path.join(folder, "COMMIT")))
     records = commit.records
     # More ranks than before: what is private to a rank comes from the first one.
     home = rank if rank < len(records) else 0
@@ -199,7 +241,7 @@ def shards_on_disk(
         count=len(records),
         world_size=world_size,
         within_reach=_one_of_each_layout(records),
-        open=lambda shard: _open_file(folder, shard, commit),
+        open=open_one,
         together=cooperative,
         first_chunks=first_chunks,
     )

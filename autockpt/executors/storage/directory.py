@@ -32,6 +32,7 @@ from autockpt.executors.storage.file_reuse import ReusableFiles
 from autockpt.executors.storage.lineage import decision_text, read_decision
 from autockpt.executors.storage.places.choose import absolute, place_of
 from autockpt.executors.storage.places.place import MAX_RECORD_BYTES, always
+from autockpt.executors.storage.places.store import read_patiently
 from autockpt.values.errors import (
     AutockptError,
     ConfigError,
@@ -461,15 +462,25 @@ class CheckpointDirectory:
     def catalogue(self, run_id: str) -> tuple[CatalogueEntry, ...]:
         """Every valid COMMIT of this run, oldest first.
 
-        One that cannot be read, twice, is left out, as a shard that cannot be read is passed over.
+        One that a disk cannot read, twice, is left out, like a shard that cannot be read.
         Raises StorageError when the directory itself cannot be: nothing there would mean from
-        scratch.
+        scratch.  So it does for a COMMIT in a store that cannot be read for minutes.
         """
         entries = []
         for name in sorted(_names(self.path)):
-            with contextlib.suppress(ConfigError, CorruptCheckpointError, OSError):
+            with contextlib.suppress(ConfigError, CorruptCheckpointError, FileNotFoundError):
                 generation = Generation.from_name(name)
-                entry = _twice(partial(self._entry, generation, run_id))
+                read = partial(self._entry, generation, run_id)
+                try:
+                    entry = read_patiently(self.path, partial(_twice, read))
+                except FileNotFoundError:
+                    raise
+                except OSError as error:
+                    if not self._place.is_store:
+                        continue
+                    raise StorageError(
+                        f"{self.generation_path(generation)}: cannot be read now: {error.strerror}"
+                    ) from error
                 if entry is not None:
                     entries.append(entry)
         return tuple(sorted(entries, key=lambda entry: entry.generation))

@@ -96,7 +96,7 @@ class Restoring:
             state.refusal = (event.reason, False, False)
             self.saving.fence(event.reason)
         else:
-            self.refuse(event.reason, retryable=False, restoring=False)
+            self.refuse(event.reason, retryable=event.failed, restoring=event.failed)
 
     def claim(self) -> None:
         """Ask for the directory."""
@@ -374,8 +374,16 @@ class Restoring:
         return len(self.state.verified) == self.state.world_size
 
     def rank_bad(self, from_node: int, message: m.ShardBad) -> None:
-        """Strike the source out and decide again, for all ranks."""
-        if self._restoring(message):
+        """Strike the source out and decide again, for all ranks.
+
+        Of a store that cannot be read now, no older checkpoint is taken: the newer one would leave
+        the lineage, and be deleted.
+        """
+        if not self._restoring(message):
+            return
+        if message.unread:
+            self.refuse(f"rank {message.rank} cannot read it now: {message.detail}", retryable=True)
+        else:
             self.strike((message.rank,), message.detail)
 
     def strike(self, ranks: tuple[int, ...], detail: str) -> None:

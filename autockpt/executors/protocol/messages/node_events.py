@@ -218,6 +218,8 @@ class ShardBad:
     term: int
     attempt: int
     detail: str
+    unread: bool = False
+    """An object store does not answer now, which says nothing about the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,15 +7,38 @@ here: the bucket is opened once per process, and the rest is the name of the obj
 import contextlib
 import errno
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from typing import TypeVar
 
 from autockpt.executors.storage.places.object_store import Objects
 from autockpt.executors.storage.places.place import MAX_RECORD_BYTES, always
 from autockpt.values.errors import GuardError, StorageError
+from autockpt.values.policy_keys.paths import is_store_url
 
 _ACCOUNTS = ("AWS_", "GOOGLE_", "AZURE_")
 """Variables of the environment that say where and as whom the store is asked."""
+
+
+PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 30.0, 30.0, 30.0)
+"""Between attempts to read what a start needs; each attempt also repeats its requests."""
+_T = TypeVar("_T")
+
+
+def read_patiently(path: str, read: Callable[[], _T]) -> _T:
+    """The result of `read`, which a store is asked for again while it does not answer.
+
+    Absence and damage are answers.  Raises like `read`.
+    """
+    for pause_s in PAUSES_S if is_store_url(path) else ():
+        try:
+            return read()
+        except FileNotFoundError:
+            raise
+        except (StorageError, OSError):
+            time.sleep(pause_s)
+    return read()
 
 
 class StorePlace:

@@ -10,10 +10,15 @@ import pytest
 
 from autockpt.executors.image.container import read_index
 from autockpt.executors.keeper.saving.delta_bases import Base
+from autockpt.executors.restore.shard_sources import PatientSource, shards_on_disk
 from autockpt.executors.storage.catalogue import list_generations, verify_generation
 from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.places import choose, store
 from autockpt.executors.storage.places.choose import place_of
+from autockpt.executors.storage.places.place import MAX_RECORD_BYTES
+from autockpt.executors.storage.places.store import StorePlace
 from autockpt.profiling.measure import store_probe
+from autockpt.values.errors import StorageError
 from autockpt.values.generation import Generation
 from tests.contracts.place_contract import PlaceContract
 from tests.contracts.remote_contract import image
@@ -74,6 +79,48 @@ def test_shards_go_through_the_keepers_pipeline_into_a_store(tmp_path: Path, cod
     shard = tmp_path / "store" / "run" / "ckpt-t0001-step-00000001" / "shard-00001-a1.safetensors"
     shard.write_bytes(bytes(byte ^ 1 for byte in shard.read_bytes()))
     assert verify_generation(directory.path, shard.parent.name).damaged
+
+
+class Flaky(StorePlace):
+    """A store whose COMMITs cannot be read `left` times."""
+
+    left = 0
+
+    def read(self, path: str, *, limit: int = MAX_RECORD_BYTES) -> bytes:
+        """503."""
+        if path.endswith("COMMIT") and self.left:
+            self.left -= 1
+            raise OSError(5, "503 Service Unavailable")
+        return super().read(path, limit=limit)
+
+
+@pytest.fixture
+def flaky(monkeypatch: pytest.MonkeyPatch) -> Flaky:
+    """In the place of each store; no pause is long."""
+    place = Flaky()
+    monkeypatch.setattr(choose, "_STORE", place)
+    monkeypatch.setattr(store, "PAUSES_S", (0.01,) * 4)
+    return place
+
+
+def test_a_store_that_cannot_be_read_for_a_moment_hides_no_checkpoint(
+    tmp_path: Path, flaky: Flaky
+) -> None:
+    """It is asked again; then the start ends, and does not take an older one."""
+    directory = CheckpointDirectory(f"file://{tmp_path}/store/run")
+    run_id = directory.open()
+    directory.claim(run_id, "launch", 0, force=False)
+    folder = commit_images(directory, run_id, Generation(term=1, step=1), [image(1)])
+    flaky.left = 4
+    assert [entry.step for entry in directory.catalogue(run_id)] == [1]
+    flaky.left = 4
+    sources = shards_on_disk(folder, 0, 1, patient=True)
+    assert isinstance(sources.open(0), PatientSource)
+    flaky.left = 1000
+    with pytest.raises(StorageError, match="503"):
+        directory.catalogue(run_id)
+    with pytest.raises(OSError, match="503"):
+        shards_on_disk(folder, 0, 1, patient=True)
 
 
 def test_the_probe_of_a_store_measures_it_and_leaves_nothing(tmp_path: Path) -> None:
