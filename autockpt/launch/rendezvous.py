@@ -7,6 +7,7 @@ start that shares a launcher with the newest one continues its launch; any other
 own.
 """
 
+import contextlib
 import hashlib
 import socket
 import time
@@ -23,6 +24,7 @@ from autockpt.executors.network.discovery import (
     write_record,
 )
 from autockpt.executors.protocol.messages import Incarnation
+from autockpt.executors.storage.places.store import read_patiently
 from autockpt.launch.rank_env import RankPlace
 from autockpt.values.errors import ConfigError, StorageError
 from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
@@ -136,7 +138,10 @@ def _require_shared(checkpoints: str, agreed: Agreement, place: RankPlace) -> No
 def _seen(checkpoints: str) -> str | None:
     """The digest of the directory as this node sees it; None while it sees no secret."""
     secret = read_secret(checkpoints)
-    return None if secret is None else _digest(secret, read_record(checkpoints, _RECORD) or b"")
+    with contextlib.suppress(StorageError):  # asked again until the deadline
+        if secret is not None:
+            return _digest(secret, read_record(checkpoints, _RECORD) or b"")
+    return None
 
 
 def _digest(secret: bytes, record: bytes) -> str:
@@ -186,7 +191,8 @@ def next_incarnation(
 
 
 def _newest(checkpoints: str) -> Round | None:
-    text = read_record(checkpoints, _RECORD)
+    """None: there was none, or its record is damaged.  Raises StorageError."""
+    text = read_patiently(checkpoints, lambda: read_record(checkpoints, _RECORD))
     if text is None:
         return None
     try:

@@ -212,17 +212,17 @@ def check_directory(request: Request, goal: Goal) -> None:
     if not request.fresh and request.resume_from is None:
         require_found(run, goal)
     if goal.is_in_store and not request.takes:
-        _require_same_job(run.checkpoints(goal), request)
+        _require_same_job(run.checkpoints(goal), request.script)
 
 
-def _require_same_job(place: str, request: Request) -> None:
+def _require_same_job(place: str, script: Script) -> None:
     """Raises ConfigError where a store has the checkpoints of another job.
 
     The run directory, which else says so, may be that of a new machine.
     """
     from autockpt.executors.storage.directory import CheckpointDirectory
 
-    text, job = CheckpointDirectory(place).job(), job_of(request.script)
+    text, job = CheckpointDirectory(place).job(), job_of(script)
     if not text:
         return
     try:
@@ -323,6 +323,7 @@ def prepare(
     """Write the facts known before the job starts; remove leftovers of an earlier start.
 
     With `anew` the run belongs to the job that attaches first, even if it was of another job.
+    Raises ConfigError where a store has the checkpoints of another job, StorageError.
     """
     from autockpt.cli.shared.versions import versions
 
@@ -330,7 +331,9 @@ def prepare(
         from autockpt.executors.storage.directory import CheckpointDirectory
 
         mine = to_json(job_of(script)).encode()
-        CheckpointDirectory(run.checkpoints(goal)).claim_job(mine, replace=anew)
+        place = run.checkpoints(goal)
+        if not CheckpointDirectory(place).claim_job(mine, replace=anew):
+            _require_same_job(place, script)  # another first launch may have been faster
     before = run.read_info()
     run.mark_unprotected(value=False)
     run.forget_status()

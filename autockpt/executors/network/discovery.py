@@ -122,11 +122,14 @@ def write_record(checkpoints: str, name: str, text: bytes) -> None:
 
 
 def read_record(checkpoints: str, name: str) -> bytes | None:
-    """A file of `control/`; None when there is none (that can be read)."""
+    """A file of `control/`; None when there is none.  Raises StorageError."""
+    path = os.path.join(checkpoints, "control", name)
     try:
-        return read_small(os.path.join(checkpoints, "control", name), limit=2**20)
-    except (AutockptError, OSError):
+        return read_small(path, limit=2**20)
+    except FileNotFoundError:
         return None
+    except (AutockptError, OSError) as error:
+        raise StorageError(f"{path}: cannot be read: {error}") from error
 
 
 def _address_path(checkpoints: str, node: int) -> str:

@@ -39,6 +39,7 @@ from autockpt.values.errors import (
     CorruptCheckpointError,
     DirectoryBusyError,
     GuardError,
+    NoCheckpointError,
     StorageError,
 )
 from autockpt.values.generation import Generation
@@ -97,7 +98,8 @@ class CheckpointDirectory:
     def __init__(self, path: str) -> None:
         self.path = absolute(path)
         self._place = place_of(path)
-        self._verified: set[Generation] = set()
+        self._unclear: set[Generation] = set()
+        """Generations whose COMMIT a store refused with an error: it may have taken it."""
         self._run: RunFile | None = None
         """The run file, as it was opened."""
         self._mount = ""
@@ -119,9 +121,10 @@ class CheckpointDirectory:
                 path = os.path.join(self.path, name)
                 self._place.make_folder(path)
             path = os.path.join(self.path, "RUN")
-            if not _exists(path):
+            if not _is_there(path):
+                run_id = self._former_run() if self._place.is_store else ""
                 run = RunFile(
-                    run_id=secrets.token_hex(16),
+                    run_id=run_id or secrets.token_hex(16),
                     format=FORMAT,
                     created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 )
@@ -136,14 +139,63 @@ class CheckpointDirectory:
         self._run = run
         return run.run_id
 
-    def claim_job(self, text: bytes, *, replace: bool) -> None:
-        """Leaves the record of the job whose checkpoints are here, unless there is one.
+    def _former_run(self) -> str:
+        """The run whose RUN is gone from a store, as its COMMITs say; "": there is none yet.
+
+        Raises NoCheckpointError where they do not agree, ConfigError for a store that cannot be
+        trusted with a run, StorageError, OSError.
+        """
+        found: set[str] = set()
+        generations = self._generations()
+        for generation in generations:
+            path = os.path.join(self.generation_path(generation), "COMMIT")
+            with contextlib.suppress(FileNotFoundError, CorruptCheckpointError):
+                found.add(read_patiently(path, partial(read_commit, path)).run_id)
+        if generations and len(found) != 1:
+            raise NoCheckpointError(
+                f"{self.path}: holds {len(generations)} checkpoints and no RUN, and their COMMITs "
+                f"name {len(found)} runs, expected 1. A rule of the bucket may have deleted them. "
+                "Put RUN back from an older version of the object, or name another place with "
+                "disk.path"
+            )
+        if not generations:
+            self._require_conditions()
+        return "".join(found)
+
+    def _require_conditions(self) -> None:
+        """Puts an object twice: a store that takes both cannot fence a run.
+
+        Raises ConfigError, OSError.
+        """
+        path = os.path.join(self.path, f"probe.{secrets.token_hex(6)}.tmp")
+        try:
+            self._place.publish(path, b"first", replace=False)
+            if self._place.publish(path, b"second", replace=False):
+                raise ConfigError(
+                    f"{self.path}: the store ignores the condition of a put (If-None-Match: *): it "
+                    "replaced an object. Two starts could both hold this run. Use a store that "
+                    "honours conditional puts"
+                )
+        finally:
+            with contextlib.suppress(OSError):
+                self._place.remove(path)
+
+    def _generations(self) -> list[Generation]:
+        """The generations that are listed, also damaged ones.  Raises StorageError."""
+        found = []
+        for name in _names(self.path):
+            with contextlib.suppress(ConfigError):
+                found.append(Generation.from_name(name))
+        return sorted(found)
+
+    def claim_job(self, text: bytes, *, replace: bool) -> bool:
+        """Leaves the record of the job whose checkpoints are here; False where there is one.
 
         Raises StorageError.
         """
         path = os.path.join(self.path, "JOB")
         with _storage("write", path):
-            self._place.publish(path, text, replace=replace)
+            return self._place.publish(path, text, replace=replace)
 
     def job(self) -> bytes:
         """That record; nothing where there is none.  Raises StorageError."""
@@ -199,6 +251,7 @@ class CheckpointDirectory:
     ) -> int:
         """Claims the next term; its number, which is greater than `after`.
 
+        It is also greater than that of each generation: claims may have been deleted.
         The same launch takes over at once; a foreign one only when its holder is dead (`force`
         states that it is known to be).  `is_wanted` is asked when the claim only has to be linked.
         Raises DirectoryBusyError naming the holder, GuardError when it is not wanted any more,
@@ -208,12 +261,13 @@ class CheckpointDirectory:
             holder = self.highest_term()
             if holder is not None and not force and holder.launch_id != launch_id:
                 self._require_dead(holder)
-            term = max(holder.term if holder else 0, after) + 1
+            written = max((g.term for g in self._generations()), default=0)
+            term = max(holder.term if holder else 0, after, written) + 1
             mine = own_claim(term, run_id, launch_id, restart_round)
             path = os.path.join(self.path, "terms", f"t-{term:06d}")
             with _storage("look for", os.path.dirname(path)):
-                emptied = self._run is not None and self._place.lacks_folder(os.path.dirname(path))
-            if emptied:
+                doubtful = self._place.is_store or self._place.lacks_folder(os.path.dirname(path))
+            if doubtful and self._run is not None:
                 self._make_again()
             with _storage("claim", path):
                 if publish(path, to_json(mine).encode(), replace=False, is_wanted=is_wanted):
@@ -340,31 +394,44 @@ class CheckpointDirectory:
             self._require_dead(holder)
 
     def _require_dead(self, holder: TermFile) -> None:
-        if _exists(self._left(holder.term)):
+        left = self._left(holder.term)
+        with _storage("look for", left):
+            if _is_there(left):
+                return
+        if not (is_alive(holder) if is_visible(holder) else self._beats()):
             return
-        if is_visible(holder):
-            if not is_alive(holder):
-                return
-        else:
-            before = self._heartbeat_text()
-            deadline = time.monotonic() + self._place.patience_s
-            while time.monotonic() < deadline:
-                time.sleep(self._place.heartbeat_s / 10)
-                if self._heartbeat_text() != before:
-                    break
-            else:
-                return
         raise DirectoryBusyError(
             f"{self.path}: owned by another live run (launch {holder.launch_id}, keeper pid "
             f"{holder.pid} on {holder.host}, term {holder.term}); stop that run first, or use "
             "another --run-dir"
         )
 
+    def _beats(self) -> bool:
+        """Whether the heartbeat changes within the patience of the storage.
+
+        Storage that cannot be read says neither.  Raises StorageError.
+        """
+        path = os.path.join(self.path, "terms", "heartbeat")
+        with _storage("read", path):
+            before = read_patiently(path, self._heartbeat_text)
+            deadline = time.monotonic() + self._place.patience_s
+            while True:
+                time.sleep(self._place.heartbeat_s / 10)
+                is_over = time.monotonic() >= deadline
+                try:
+                    now = self._heartbeat_text()
+                except OSError:
+                    if not is_over:
+                        continue
+                    now = read_patiently(path, self._heartbeat_text)
+                if now != before or is_over:
+                    return now != before
+
     def _heartbeat_text(self) -> bytes:
-        try:
+        """Of the holder; none where none was left.  Raises OSError."""
+        with contextlib.suppress(FileNotFoundError):
             return read_small(os.path.join(self.path, "terms", "heartbeat"))
-        except OSError:
-            return b""
+        return b""
 
     # ------------------------------------------------------------------ generations
 
@@ -411,16 +478,25 @@ class CheckpointDirectory:
             parent=parent, records=records, health=health, created_s=created_s,
         ).sealed()  # fmt: skip
         path = os.path.join(self.generation_path(generation), "COMMIT")
+        text = to_json(commit).encode()
         try:
             with _storage("commit", path):
-                if not publish(path, to_json(commit).encode(), replace=False):
+                if not publish(path, text, replace=False):
                     raise StorageError(f"{path}: exists already")
         except StorageError:
-            with contextlib.suppress(StorageError):
-                self._require_term(generation.term)  # a newer one may have deleted it
-            raise
+            if not self._stands(path, text):
+                self._unclear.add(generation)
+                with contextlib.suppress(StorageError):
+                    self._require_term(generation.term)  # a newer one may have deleted it
+                raise
         self._require_term(generation.term)
         return created_s
+
+    def _stands(self, path: str, text: bytes) -> bool:
+        """Whether a store took a COMMIT though its answer was an error, as far as it says."""
+        with contextlib.suppress(AutockptError, OSError):
+            return self._place.is_store and read_patiently(path, lambda: read_small(path)) == text
+        return False
 
     def _require_term(self, term: int) -> None:
         if self._is_claim_missing(term):
@@ -607,6 +683,8 @@ class CheckpointDirectory:
         """
         path = self.generation_path(generation)
         commit = os.path.join(path, "COMMIT")
+        if self._place.is_store and generation in self._unclear:
+            raise GuardError(f"{path}: its COMMIT may still appear, and it is not trash")
         with _storage("look for", commit):
             if _is_there(commit):
                 raise GuardError(f"{path}: has a COMMIT and is not trash")

@@ -21,6 +21,8 @@ from autockpt.cli.jobs.preparation import (
 from autockpt.cli.shared import plan_choice
 from autockpt.cli.shared.options import find_script
 from autockpt.console import Console
+from autockpt.executors.storage.places import store
+from autockpt.executors.storage.places.object_store import Objects
 from autockpt.run_directory import RunDirectory
 from autockpt.session.job import current_job
 from autockpt.values.errors import ConfigError, StaleProfileError
@@ -294,3 +296,17 @@ def test_checkpoints_may_move(storage: Path) -> None:
     storage.rename(storage.parent / "second")
     start(request(policy="second.yaml"))
     assert Path(RunDirectory("r").checkpoints(), FIRST.name).is_dir()
+
+
+def test_of_two_first_launches_in_a_store_one_goes_on(
+    storage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both looked before either was there; the record of the job decides."""
+    monkeypatch.setattr(store, "_bucket", lambda *_: Objects(f"file://{tmp_path}/objects"))
+    goal = replace(Goal(), storage_path="s3://bucket/run")
+    first, second = (find_script("t.py", False, ("--lr", lr)) for lr in ("1", "2"))
+    for _ in range(2):
+        prepare(RunDirectory.create("one"), first, "run", goal, ONE)
+    with pytest.raises(ConfigError, match="another job"):
+        prepare(RunDirectory.create("two"), second, "run", goal, ONE)
+    prepare(RunDirectory.create("two"), second, "run", goal, ONE, anew=True)

@@ -4,21 +4,24 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from autockpt.executors.image.container import read_index
 from autockpt.executors.keeper.saving.delta_bases import Base
+from autockpt.executors.network.discovery import read_record
 from autockpt.executors.restore.shard_sources import PatientSource, shards_on_disk
+from autockpt.executors.storage import claims
 from autockpt.executors.storage.catalogue import list_generations, verify_generation
 from autockpt.executors.storage.directory import CheckpointDirectory
 from autockpt.executors.storage.places import choose, store
 from autockpt.executors.storage.places.choose import place_of
-from autockpt.executors.storage.places.place import MAX_RECORD_BYTES
+from autockpt.executors.storage.places.place import MAX_RECORD_BYTES, always
 from autockpt.executors.storage.places.store import StorePlace
 from autockpt.profiling.measure import store_probe
-from autockpt.values.errors import StorageError
+from autockpt.values.errors import ConfigError, GuardError, NoCheckpointError, StorageError
 from autockpt.values.generation import Generation
 from tests.contracts.place_contract import PlaceContract
 from tests.contracts.remote_contract import image
@@ -121,6 +124,129 @@ def test_a_store_that_cannot_be_read_for_a_moment_hides_no_checkpoint(
         directory.catalogue(run_id)
     with pytest.raises(OSError, match="503"):
         shards_on_disk(folder, 0, 1, patient=True)
+
+
+def test_a_lost_run_record_is_found_again_in_the_commits(tmp_path: Path) -> None:
+    """A rule of the bucket has deleted RUN and the claims: no second run, and no term twice."""
+    url, kept = f"file://{tmp_path}/store/run", tmp_path / "store" / "run"
+    directory = CheckpointDirectory(url)
+    run_id = directory.open()
+    for term in (1, 2):
+        directory.claim(run_id, "launch", term, force=False)
+        commit_images(directory, run_id, Generation(term=term, step=term), [image(term)])
+    (kept / "RUN").unlink()
+    assert directory.claim(run_id, "launch", 3, force=False) == 3
+    assert (kept / "RUN").exists(), "a claim looks for it"
+    for lost in ((kept / "RUN"), *(kept / "terms").iterdir()):
+        lost.unlink()
+    again = CheckpointDirectory(url)
+    assert again.open() == run_id
+    assert again.claim(run_id, "next", 0, force=False) == 3
+    (kept / "RUN").unlink()
+    commit = kept / "ckpt-t0002-step-00000002" / "COMMIT"
+    commit.write_bytes(commit.read_bytes().replace(run_id.encode(), b"0" * 32))
+    assert CheckpointDirectory(url).open() == run_id, "a damaged one says nothing"
+    (kept / "RUN").unlink()
+    (kept / "ckpt-t0001-step-00000001" / "COMMIT").unlink()
+    with pytest.raises(NoCheckpointError, match=r"no RUN.*disk\.path"):
+        CheckpointDirectory(url).open()
+
+
+class Heedless(StorePlace):
+    """A store that takes each put, whatever its condition."""
+
+    def publish(
+        self, path: str, text: bytes, *, replace: bool, is_wanted: Callable[[], bool] = always
+    ) -> bool:
+        """It replaces."""
+        return super().publish(path, text, replace=True)
+
+
+def test_a_store_without_conditional_puts_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two starts could hold one term there; nothing of the probe stays."""
+    monkeypatch.setattr(choose, "_STORE", Heedless())
+    url = f"file://{tmp_path}/store/run"
+    with pytest.raises(ConfigError, match="If-None-Match"):
+        CheckpointDirectory(url).open()
+    assert place_of(url).names(url) == []
+
+
+class Deaf(StorePlace):
+    """A store whose answers of a commit, or whose heartbeats, are lost."""
+
+    lost, beats = "", 0
+
+    def publish(
+        self, path: str, text: bytes, *, replace: bool, is_wanted: Callable[[], bool] = always
+    ) -> bool:
+        """Takes the COMMIT, or not, and the answer is an error."""
+        if not (self.lost and path.endswith("COMMIT")):
+            return super().publish(path, text, replace=replace, is_wanted=is_wanted)
+        if self.lost == "answer":
+            super().publish(path, text, replace=replace)
+        raise OSError(5, "connection reset")
+
+    def read(self, path: str, *, limit: int = MAX_RECORD_BYTES) -> bytes:
+        """503."""
+        if path.endswith("heartbeat") and self.lost:
+            self.beats += 1
+            raise OSError(5, "503 Service Unavailable")
+        return super().read(path, limit=limit)
+
+
+@pytest.fixture
+def deaf(monkeypatch: pytest.MonkeyPatch) -> Deaf:
+    """In the place of each store; no pause is long."""
+    place = Deaf()
+    monkeypatch.setattr(choose, "_STORE", place)
+    monkeypatch.setattr(store, "PAUSES_S", (0.01,) * 4)
+    return place
+
+
+def test_a_commit_whose_answer_is_lost_is_one_and_never_trash(tmp_path: Path, deaf: Deaf) -> None:
+    """It is read back; one that is not there may still come, so its shards stay."""
+    directory = CheckpointDirectory(f"file://{tmp_path}/store/run")
+    run_id = directory.open()
+    directory.claim(run_id, "launch", 0, force=False)
+    deaf.lost = "answer"
+    commit_images(directory, run_id, Generation(term=1, step=1), [image(1)])
+    deaf.lost = "request"
+    unclear = Generation(term=1, step=2)
+    with pytest.raises(StorageError, match="connection reset"):
+        commit_images(directory, run_id, unclear, [image(2)])
+    with pytest.raises(GuardError, match="may still appear"):
+        directory.trash(unclear)
+    assert [entry.step for entry in directory.catalogue(run_id)] == [1]
+
+
+def test_a_heartbeat_that_cannot_be_read_says_nothing(
+    tmp_path: Path, deaf: Deaf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The holder is neither dead nor alive."""
+    directory = CheckpointDirectory(f"file://{tmp_path}/store/run")
+    run_id = directory.open()
+    directory.claim(run_id, "launch", 0, force=False)
+    directory.heartbeat(1)
+    monkeypatch.setattr(claims, "boot_id", lambda: "another machine")
+    monkeypatch.setattr(Deaf, "patience_s", 0.2)
+    monkeypatch.setattr(Deaf, "heartbeat_s", 0.1)
+    deaf.lost = "answer"
+    with pytest.raises(StorageError, match="503"):
+        directory.claim(run_id, "other", 0, force=False)
+    assert deaf.beats > 1
+    deaf.lost = ""
+    assert directory.claim(run_id, "other", 0, force=False) == 2
+
+
+def test_a_record_that_cannot_be_read_is_not_missing(tmp_path: Path, flaky: Flaky) -> None:
+    """A round that is taken for the first would be given out again."""
+    url = f"file://{tmp_path}/store/run"
+    assert read_record(url, "COMMIT") is None
+    flaky.left = 1
+    with pytest.raises(StorageError, match="503"):
+        read_record(url, "COMMIT")
 
 
 def test_the_probe_of_a_store_measures_it_and_leaves_nothing(tmp_path: Path) -> None:
