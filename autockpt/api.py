@@ -146,7 +146,8 @@ def peek(run_dir: str) -> Peeked | None:
     """Where a restart of this run goes on at the earliest; None: there is no checkpoint on disk.
 
     Needs neither model nor optimizer.  A restart may find a newer checkpoint in memory: after
-    `attach`, `ckpt.restored` says which one it was.  Raises CorruptCheckpointError for damage.
+    `attach`, `ckpt.restored` says which one it was.  Raises CorruptCheckpointError for damage, and
+    ConfigError or NoCheckpointError where the path names one checkpoint that is not there.
     """
     from autockpt.integrations.convert.peeking import newest_progress
 

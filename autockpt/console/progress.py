@@ -40,7 +40,7 @@ class Progress:
     """Where one piece of work stands; called from any thread, and never raises.
 
     `at` says how much is done.  Nothing is shown in the first two seconds, and nothing at all
-    where it is not `enabled`.
+    where it is not `enabled` or the process has no stderr.
     """
 
     def __init__(
@@ -54,8 +54,9 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`unit` is `bytes` or a plural noun; `beside_script` asks for plain lines always."""
+        self._stream: TextIO | None = stream or sys.stderr  # None under pythonw and some services
+        enabled = enabled and self._stream is not None
         self._label, self._unit, self._enabled = label, unit, enabled
-        self._stream = stream or sys.stderr
         self._clock = clock
         self._lock = threading.Lock()
         self._redraws = enabled and not beside_script and _redraws(self._stream)
@@ -128,9 +129,10 @@ class Progress:
             self.erase()
 
     def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # a terminal that is gone ends no work
-            self._stream.write(text)
-            self._stream.flush()
+        with contextlib.suppress(Exception):  # a terminal that is gone ends no work
+            if self._stream is not None:
+                self._stream.write(text)
+                self._stream.flush()
 
 
 class Gate(Protocol):
@@ -157,8 +159,9 @@ class Counted:
 
     def wait(self, nbytes: int) -> float:
         """Waits as the other throttle does, seconds."""
+        waited_s = 0.0 if self._gate is None else self._gate.wait(nbytes)
         self.moved(nbytes)
-        return 0.0 if self._gate is None else self._gate.wait(nbytes)
+        return waited_s
 
     def moved(self, nbytes: int) -> None:
         """So many bytes have come."""
@@ -220,9 +223,13 @@ def _rounded_s(seconds: float) -> float:
     return float(max(1, round(seconds)))
 
 
-def _redraws(stream: TextIO) -> bool:
+def _redraws(stream: TextIO | None) -> bool:
     """Whether a line on `stream` can be erased and written again."""
-    try:
-        return stream.isatty() and os.environ.get("TERM", "") != "dumb"
-    except ValueError:  # closed
-        return False
+    return is_terminal(stream) and os.environ.get("TERM", "") != "dumb"
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a stream is one; a script may have put anything in the place of stderr."""
+    with contextlib.suppress(Exception):
+        return stream is not None and stream.isatty()
+    return False

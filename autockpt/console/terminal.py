@@ -51,11 +51,14 @@ class Console:
     def next(self, command: str | Sequence[str], *, note: str = "") -> None:
         """Print the command that a person would type next, so that a shell takes it as it stands.
 
-        Words are quoted here; a string is a command line already.  `note` follows as a comment.
+        Words are quoted here; a string is a command line already.  `note` says something of
+        it on the line above, because a prompt of zsh knows no comments.
         """
         if not self.json:
             line = command if isinstance(command, str) else shlex.join(command)
-            self.say(f"next: {line}" + (f"   # {note}" if note else ""))
+            if note:
+                self.say(f"the command below {note}")
+            self.say(f"next: {line}")
 
     def progress(self, label: str, *, unit: str = "bytes") -> progress.Progress:
         """Show where work stands that may take longer than two seconds; not with --quiet."""
@@ -87,15 +90,16 @@ class Console:
 
     @property
     def width(self) -> int | None:
-        """Characters of a line: COLUMNS, else the terminal's; None: a file or a pipe, no limit."""
-        if not (os.environ.get("COLUMNS") or self._out.isatty()):
-            return None
+        """Characters of a line of a terminal, COLUMNS first; None: a file or a pipe, no limit."""
+        if not progress.is_terminal(self._out):
+            return None  # a shell may export COLUMNS, and a log or a pipe has no edge
         return shutil.get_terminal_size().columns
 
     def styled(self, text: str, style: str) -> None:
         """Print a line of the result in a style, where there is a terminal that shows it."""
         out = self._out
-        if self.json or not self.color or not (out.isatty() or os.environ.get("FORCE_COLOR")):
+        shown = progress.is_terminal(out) or os.environ.get("FORCE_COLOR")
+        if self.json or not self.color or not shown:
             self.result(text)
             return
         import rich.console
@@ -135,9 +139,10 @@ def save_traceback(error: BaseException) -> str:
 
 def _tell(text: str) -> None:
     """On stderr; a terminal that is gone ends no training."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(Exception):
         progress.erase()
-        print(text, file=sys.stderr, flush=True)
+        if sys.stderr is not None:  # else `print` takes stdout, where results stand
+            print(text, file=sys.stderr, flush=True)
 
 
 def local_time(at_s: float) -> str:

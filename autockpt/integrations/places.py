@@ -209,14 +209,19 @@ def read_beside_run(find: Callable[[], str], read: Callable[[str], T], *, named:
     """Read the checkpoint in the folder that `find` returns, beside a run that deletes old ones.
 
     Where the newest is meant and goes meanwhile, the next newest is read.  Raises NoCheckpointError
-    for a `named` one that goes, and the errors of `read` for one that stays.
+    for a `named` one that goes, and the errors of `read` for one that stays, or was never whole.
     """
+    from autockpt.executors.storage.catalogue import lacks_commit
+
     for left in reversed(range(AGAIN)):
         folder = find()
+        if is_store_url(folder):
+            return read(folder)
+        unfinished = named and lacks_commit(folder)
         try:
             return read(folder)
         except (AutockptError, OSError) as error:
-            if is_store_url(folder) or os.path.exists(os.path.join(folder, "COMMIT")):
+            if unfinished or not lacks_commit(folder):
                 raise
             if named or not left:
                 raise NoCheckpointError(

@@ -211,3 +211,10 @@ def group_store() -> Any:
             "are: call torch.distributed.init_process_group() before attach()"
         )
     return dist.distributed_c10d._get_default_store()
+
+
+def in_group_of_several() -> bool:
+    """Whether this process is one of several ranks of a process group."""
+    import torch.distributed as dist
+
+    return bool(dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)

@@ -4,6 +4,7 @@ Read once from the environment that torchrun, Slurm, `autockpt run` or a plain `
 """
 
 import contextlib
+import hashlib
 import os
 import re
 import sys
@@ -22,7 +23,7 @@ from autockpt.job_directory import place as put_in
 from autockpt.launch.given import given_launch
 from autockpt.launch.rank_env import RankPlace, agent_of, place_of_rank, slurm_launch, under_srun
 from autockpt.launch.rank_env import number as count_of
-from autockpt.launch.rendezvous import agree, group_store
+from autockpt.launch.rendezvous import agree, group_store, in_group_of_several
 from autockpt.policies.default_plan import plan_while_measured, plan_without_profile
 from autockpt.profiling.facts.start_decision import Start, decide_start, undecided
 from autockpt.run_directory import RunDirectory
@@ -273,12 +274,14 @@ def current_identity(ranks: int = 0, *, alone: bool = False) -> same_job.Job:
 
 
 def _typed_code() -> list[str]:
-    """The code of `python -c CODE`, as an option."""
+    """The code of `python -c CODE`, as an option; its digest alone, since it may hold a secret."""
+    if sys.argv[:1] != ["-c"] or "--multiprocessing-fork" in sys.orig_argv:
+        return []
     count = len(sys.argv)
     before, code = ["", "", *sys.orig_argv][-count - 1 :][:2]
-    if sys.argv[:1] != ["-c"] or not re.fullmatch("-[A-Za-z]*c", before):
+    if not re.fullmatch("-[A-Za-z]*c", before):
         return []
-    return [f"-c={' '.join(code.split())}"]
+    return [f"-c={hashlib.sha256(' '.join(code.split()).encode()).hexdigest()[:16]}"]
 
 
 def _as_text(path: Any) -> str:
@@ -314,7 +317,7 @@ def _placed(path: str, place: RankPlace) -> Placed:
     if store is None or place.rank == 0:
         several = place.world_size > 1
         unheard = place.world_size if store is None and several else 0
-        identity = current_identity(unheard, alone=store is None and not several)
+        identity = current_identity(unheard, alone=not (several or in_group_of_several()))
         placed = put_in(path, identity, take=take)
         if store is not None:
             store.set(name, placed.suffix or "-")

@@ -364,7 +364,10 @@ class RemoteContract:
         run.save(1)
         run.save(2, base=1)
         run.save(3, base=2)
-        copies.push(run.directory, g(3))
+        chain = copies.bytes_to_push(run.directory, g(3))
+        copies.push(run.directory, g(1))
+        rest = copies.bytes_to_push(run.directory, g(3))
+        assert chain > rest == copies.push(run.directory, g(3)).bytes
         assert copies.eligible(copies.commits()) == [g(3), g(2), g(1)]
         assert copies.pull(str(tmp_path / "there"))[0].generation == g(3)
         for step in (1, 2, 3):

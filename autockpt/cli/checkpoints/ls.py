@@ -1,6 +1,5 @@
 """`autockpt ls PATH`: the checkpoints of a run or a directory."""
 
-from shlex import quote as quoted
 from typing import TYPE_CHECKING
 
 import click
@@ -66,7 +65,8 @@ def ls(console: Console, path: str) -> None:
             for record in records
         ),
     )
-    console.next(["autockpt", "show", path], note=f"or: autockpt verify {quoted(path)}")
+    console.next(["autockpt", "show", path])
+    console.next(["autockpt", "verify", path])
 
 
 def _list_runs(console: Console, path: str, runs: "list[RunDirectory]") -> None:

@@ -137,11 +137,9 @@ class _Copier:
         began_s = time.monotonic()
         try:
             with self._console.progress(f"push {name}") as progress:
-                size = _stored_bytes(place.directory, name)
-                gate = Counted(progress, total=size, gate=self._gate)
-                copied = self._copies.push(
-                    CheckpointDirectory(place.directory), Generation.from_name(name), gate
-                )
+                what = CheckpointDirectory(place.directory), Generation.from_name(name)
+                gate = Counted(progress, total=self._copies.bytes_to_push(*what), gate=self._gate)
+                copied = self._copies.push(*what, gate)
         except NoCheckpointError:
             if last:
                 raise
@@ -196,18 +194,6 @@ class _Copier:
             self._telemetry.close()
         self._console.object("push", {"url": self._copies.url, "copied": self._sent})
         self._console.next(["autockpt", "ls", self._copies.url])
-
-
-def _stored_bytes(directory: str, name: str) -> int:
-    """Of all shards of a checkpoint; 0 where that is not known."""
-    from autockpt.executors.storage.directory import read_commit
-    from autockpt.values.errors import AutockptError
-
-    try:
-        commit = read_commit(os.path.join(directory, name, "COMMIT"))
-    except (AutockptError, OSError):
-        return 0
-    return sum(int(record.get("bytes", 0)) for record in commit.records)
 
 
 def _newest(directory: str, *, read: bool) -> str | None:

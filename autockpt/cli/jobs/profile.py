@@ -203,7 +203,7 @@ def _as_worker(
         prepare(RunDirectory.create(place), script, "profile", goal, scale, launch_id)
         words = ["plan", "--profile", place, *plan_choice.policy_words(goal, scale)]
         command = shlex.join(["autockpt", *(["tune", place] if tuning else words)])
-        console.next(command, note="when it is over")
+        console.next(command, note="is for when it is over")
 
     first(place, scale, lead)
     variables = {environment.RUN_DIR: os.path.abspath(out), environment.MODE: "profile"}

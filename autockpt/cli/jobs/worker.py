@@ -102,7 +102,7 @@ def _prepare(
     # Last, because the other ranks wait for it.
     prepare(run, request.script, "run", goal, scale, launch_id)
     console.say(f"started by {foreign}: this is rank 0; run directory: {path}")
-    console.next(["autockpt", "report", str(path)], note="when it is over")
+    console.next(["autockpt", "report", str(path)], note="is for when it is over")
 
 
 def _shared_path(script: Script, scale: Scale) -> str:

@@ -386,7 +386,7 @@ def verify_generation(
     try:
         commit = read_commit(os.path.join(folder, "COMMIT"))
     except (AutockptError, OSError) as error:
-        if _is_gone(folder):
+        if lacks_commit(folder):
             return _gone(name)
         return VerifyResult(
             name=name, ok=False, bytes=0, shards=0, problems=(str(error),),
@@ -402,7 +402,7 @@ def verify_generation(
         expect(source.index.image_bytes * (len(commit.records) - rank))
         with contextlib.closing(source):
             reading.shard(rank, source)
-    if _is_gone(folder):
+    if lacks_commit(folder):
         return _gone(name)
     return VerifyResult(
         name=name, ok=not reading.problems, bytes=reading.bytes, shards=len(commit.records),
@@ -410,7 +410,7 @@ def verify_generation(
     )  # fmt: skip
 
 
-def _is_gone(folder: str) -> bool:
+def lacks_commit(folder: str) -> bool:
     """Whether there is no COMMIT: it goes first, and shards are written over before they go."""
     with contextlib.suppress(OSError):  # storage that does not answer says nothing
         return not place_of(folder).exists(os.path.join(folder, "COMMIT"))

@@ -12,19 +12,28 @@ from autockpt.values.errors import ConfigError, NoCheckpointError
 def newest_progress(run_dir: str) -> tuple[str, int, dict[str, Any]] | None:
     """(name, step, extra) of the newest good checkpoint; None where there is none.
 
-    Raises CorruptCheckpointError or StorageError for one that cannot be read.
+    Raises CorruptCheckpointError or StorageError for one that cannot be read.  A path that names
+    one checkpoint raises ConfigError or NoCheckpointError where that is not there, or goes.
     """
-    if not os.path.exists(run_dir):
-        return None
     named = names_one(run_dir, None)
-    try:
-        return read_beside_run(lambda: generation_folder(run_dir), _progress, named=named)
-    except NoCheckpointError:
+    if not named and not _has_any(run_dir):
         return None
+    return read_beside_run(lambda: generation_folder(run_dir), _progress, named=named)
+
+
+def _has_any(run_dir: str) -> bool:
+    """Whether a run has a good checkpoint; raises ConfigError where it is no run."""
+    if not os.path.exists(run_dir):
+        return False
+    try:
+        generation_folder(run_dir)
+    except NoCheckpointError:
+        return False
     except ConfigError:
         if is_ours(run_dir):
-            return None  # a run that has not saved yet
+            return False  # it has not saved yet
         raise
+    return True
 
 
 def _progress(folder: str) -> tuple[str, int, dict[str, Any]]:

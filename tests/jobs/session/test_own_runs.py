@@ -13,7 +13,7 @@ import pytest
 
 from autockpt.run_directory import RunDirectory
 from autockpt.session import job as job_module
-from autockpt.session.job import Job, current_job
+from autockpt.session.job import Job, current_identity, current_job
 from autockpt.session.place.called_function import call_arguments
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
@@ -82,11 +82,20 @@ def told(settings: Any, *, loader: object = None) -> tuple[str, ...]:
 
 def in_process(call: Callable[[], str]) -> str:
     """What a call returns in a forked process of its own."""
-    found = FORK.SimpleQueue()
-    process = FORK.Process(target=lambda: found.put(call()))
+    found = FORK.Queue()
+
+    def work() -> None:
+        try:
+            found.put(call())
+        except BaseException as error:
+            found.put(repr(error))
+            raise
+
+    process = FORK.Process(target=work)
     process.start()
-    result: str = found.get()
+    result: str = found.get(timeout=60)
     process.join(60)
+    assert process.exitcode == 0, result
     return result
 
 
@@ -100,11 +109,11 @@ def test_arguments_of_a_function_in_a_process_of_its_own_count(tmp_path: Path) -
     assert by_closure[0] == by_closure[2] != by_closure[1]
     assert len({*by_pool}) == len({*by_executor}) == 2
     assert by_pool == by_executor
-    found = FORK.SimpleQueue()
+    found = FORK.Queue()
     trials = [Trial(lr, found) for lr in (1e-1, 1e-2)]
     for trial in trials:
         trial.start()
-    assert found.get() != found.get()
+    assert found.get(timeout=60) != found.get(timeout=60)
     for trial in trials:
         trial.join(60)
 
@@ -130,12 +139,20 @@ def test_code_on_the_command_line_is_a_script(
 ) -> None:
     """`python -c "train(lr=1)"` and `python -c "train(lr=2)"` are two jobs."""
     monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    monkeypatch.setattr(sys, "argv", [])
+    assert current_identity().args == ()
     directories = []
     for code in ("train(lr=1)", "train(lr=2)", " train(lr=1)\n"):
         monkeypatch.setattr(sys, "argv", ["-c", "--seed", "3"])
         monkeypatch.setattr(sys, "orig_argv", ["python", "-Ic", code, "--seed", "3"])
         directories.append(current_job().run_directory)
     assert directories[0] == directories[2] != directories[1]
+    assert "train" not in " ".join(current_identity().args), "the code may hold a secret"
+    monkeypatch.setattr(
+        sys, "orig_argv", ["python", "-c", "spawn_main()", "--multiprocessing-fork"]
+    )
+    monkeypatch.setattr(sys, "argv", ["-c"])
+    assert current_identity().args == ()
 
 
 def test_a_goal_that_a_script_gives_has_places_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

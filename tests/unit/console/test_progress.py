@@ -140,14 +140,16 @@ def test_bytes_are_counted_on_their_way(clock: Clock) -> None:
         longest_wait_s = 7.0
 
         def wait(self, nbytes: int) -> float:
+            before.append(stream.getvalue())
             clock.now_s += 3.0
             return 3.0
 
-    stream = io.StringIO()
+    stream, before = io.StringIO(), list[str]()
     counted = Counted(Progress("push", stream=stream, clock=clock), total=200, gate=Slow())
     assert counted.longest_wait_s == 7.0
     assert [counted.wait(100), counted.wait(100)] == [3.0, 3.0]
     assert "100 %, 200 B of 200 B" in stream.getvalue()
+    assert "100 %" not in "".join(before), "counted before they may move"
 
 
 def test_what_a_command_prints_takes_the_line_away_first(

@@ -56,7 +56,32 @@ def test_the_last_column_wraps_below_itself() -> None:
     assert columns([]) == []
 
 
-WORD = st.text("abc1", min_size=1, max_size=8)
+def test_options_and_paths_stay_whole() -> None:
+    """A reader copies them."""
+    rows = [("asked", "pass --max-restarts 5 and /scratch/run-7/ckpt again")]
+    assert columns(rows, width=27) == [
+        "asked  pass --max-restarts",
+        "       5 and",
+        "       /scratch/run-7/ckpt",
+        "       again",
+    ]
+
+
+@pytest.mark.parametrize("width", [24, 40, 60])
+def test_three_columns_fit_a_narrow_terminal(width: int) -> None:
+    """The last wraps, then the others; in the end each cell has lines of its own."""
+    row = ("where the time went", "two hours of three hours", "because the storage is slow")
+    lines = columns([row, ("a", "", "")], width=width)
+    assert max(map(len, lines)) <= width
+    assert [w for cell in row for w in cell.split() if w not in " ".join(lines).split()] == []
+
+
+def test_an_empty_table_has_its_headers() -> None:
+    """Also where the terminal is too narrow for them on one line."""
+    assert table(HEADERS, [], width=20) == ["checkpoint  bytes", "state  path"]
+
+
+WORD = st.text("abc1-/", min_size=1, max_size=8)
 CELL = st.lists(WORD, max_size=6).map(" ".join)
 
 

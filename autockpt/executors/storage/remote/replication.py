@@ -98,6 +98,26 @@ class RemoteCopies:
             raise GuardError(f"{self.url}: holds another {generation} than {directory.path}")
         return _copied(commit, moved)
 
+    def bytes_to_push(self, directory: CheckpointDirectory, generation: Generation) -> int:
+        """Stored size of a generation and its bases, as far as they have not been copied.
+
+        Raises what `push` raises for a generation that is gone or cannot be read.
+        """
+        left, known, total = [generation], set[Generation](), 0
+        while left:
+            one = left.pop()
+            if one in known:
+                continue
+            known.add(one)
+            _, commit = _local_commit(directory, one)
+            left += bases_of(commit.records)
+            if self._objects.read(f"{one.name}/COMMIT") is None:
+                folder = directory.generation_path(one)
+                with _local("read", folder):
+                    names = _files(commit, where=folder)
+                    total += sum(os.stat(os.path.join(folder, name)).st_size for name in names)
+        return total
+
     def _bring_records(self, directory: CheckpointDirectory) -> None:
         """Copy the records of the run, of the directory's claims, and of each incarnation's
         parent."""

@@ -4,6 +4,8 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,8 @@ from autockpt.executors.storage import directory as directory_module
 from autockpt.executors.storage.catalogue import VerifyResult
 from autockpt.executors.storage.directory import CheckpointDirectory
 from autockpt.integrations.convert import image_reader
-from autockpt.values.errors import StorageError
+from autockpt.integrations.places import read_beside_run
+from autockpt.values.errors import ConfigError, NoCheckpointError, StorageError
 from autockpt.values.generation import Generation
 from tests.unit.integrations.trained import saved, trained_job
 
@@ -140,6 +143,37 @@ def test_a_named_one_that_goes_while_it_is_read_is_said(
     deleting_once_opened(two, monkeypatch)
     assert run(["show", two, SECOND.name]) == 66
     assert "was deleted while it was read" in capsys.readouterr().err
+
+
+def test_an_unfinished_one_that_is_named_is_not_called_deleted(two: str) -> None:
+    """Its folder is there without COMMIT: it is being written, or was interrupted."""
+    Path(two, SECOND.name, "COMMIT").unlink()
+    for read in (autockpt.load, autockpt.peek):
+        with pytest.raises(ConfigError, match="has no COMMIT: interrupted, or still being written"):
+            read(f"{two}/{SECOND.name}")
+
+
+def test_a_disk_that_fails_is_not_called_deletion(
+    two: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """COMMIT cannot be looked for; the error of the read stays."""
+    monkeypatch.setattr(image_reader, "read_commit", lambda path: _fails(OSError(5, "EIO")))
+    failing = SimpleNamespace(exists=lambda path: _fails(OSError(5, "EIO")))
+    monkeypatch.setattr(catalogue, "place_of", lambda path: failing)
+    monkeypatch.setattr(os.path, "exists", lambda path: False)  # it hides the errors of the disk
+    with pytest.raises(StorageError, match="cannot be read"):
+        read_beside_run(lambda: f"{two}/{SECOND.name}", image_reader.commit_of, named=True)
+
+
+def _fails(error: OSError) -> Any:
+    raise error
+
+
+def test_peek_says_that_a_named_one_was_deleted(two: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None means a run without checkpoints."""
+    deleting_once_opened(two, monkeypatch)
+    with pytest.raises(NoCheckpointError, match="was deleted while it was read"):
+        autockpt.peek(f"{two}/{SECOND.name}")
 
 
 def test_nothing_left_is_not_called_right(

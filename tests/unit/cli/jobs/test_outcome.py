@@ -88,8 +88,8 @@ def test_a_training_that_was_over_already_is_no_failure(run: RunDirectory) -> No
 
 @pytest.mark.parametrize(
     ("code", "then"),
-    [(1, "# resumes"), (91, "# is refused again, until the script"), (78, "# is refused again, "),
-     (66, "# is refused again; autockpt verify"), (73, "# goes on when the other run has ended")],
+    [(1, "resumes"), (91, "is refused again, until the script"), (78, "is refused again, "),
+     (66, "is refused again; autockpt verify"), (73, "goes on when the other run has ended")],
 )  # fmt: skip
 def test_a_command_that_would_be_refused_again_is_not_said_to_resume(
     run: RunDirectory, capsys: pytest.CaptureFixture[str], code: int, then: str
@@ -99,7 +99,7 @@ def test_a_command_that_would_be_refused_again_is_not_said_to_resume(
     ending = Ending(state="failed", exit_code=code, restarts=0)
     finish(run, outcome.Before(step=None, commits=0), ending)
     said = capsys.readouterr()
-    assert then in said.err + said.out
+    assert f"the command below {then}" in said.err + said.out
 
 
 @pytest.mark.parametrize("state", ["interrupted", "failed"])

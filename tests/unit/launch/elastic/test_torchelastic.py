@@ -297,7 +297,8 @@ def test_a_profile_under_a_foreign_launcher_keeps_its_policy(tmp_path: Path) -> 
     outs = [process.communicate(timeout=60) for process in ranks]
     assert [out for out, _ in outs] == ["True\n", "True\n"]
     words = "--policy pol.yaml --set 'limits.stall=50 ms'"
-    assert f"next: autockpt plan --profile p {words}   # when it is over" in outs[1][1]
+    assert f"next: autockpt plan --profile p {words}\n" in outs[1][1]
+    assert "the command below is for when it is over" in outs[1][1]
     run = RunDirectory(tmp_path / "p")
     goal, info = run.read_goal(), run.read_info()
     assert goal is not None
