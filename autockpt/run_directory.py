@@ -24,6 +24,7 @@ Only files live here: nothing is decided, nothing is measured.  Records are repl
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+MAX_CONTROL_BYTES = 100
+"""Longest name of a run directory that is made from a URL."""
 RUNS = "runs"
 """Default parent of run directories, in the working directory."""
 FAILURES = "failures"
@@ -579,14 +582,17 @@ def default_path(script: str) -> Path:
 
 
 def control_path(url: str) -> Path:
-    """`runs/<scheme>-<bucket>-<prefix>`: the directory of a run whose checkpoints are at `url`.
+    """`runs/<scheme>-<bucket>-<prefix>-<digest>`: the directory of a run whose checkpoints are at
+    `url`.
 
-    It follows from the URL alone, so a restart finds it, and it may be lost.
+    It follows from the URL alone, so a restart finds it, and it may be lost.  The digest keeps
+    `s3://b/a/b` and `s3://b/a-b` apart.
     """
-    safe = "".join(
-        c if c.isalnum() or c in "._" else "-" for c in url.replace("://", "-").strip("/")
-    )
-    return Path(RUNS) / safe
+    place = url.rstrip("/")
+    digest = hashlib.sha256(place.encode()).hexdigest()[:8]
+    safe = "".join(c if c.isalnum() or c in "._" else "-" for c in place.replace("://", "-"))
+    short = safe.encode()[: MAX_CONTROL_BYTES - len(digest) - 1].decode(errors="ignore")
+    return Path(RUNS) / f"{short}-{digest}"
 
 
 def _is_module(script: str) -> bool:

@@ -169,10 +169,10 @@ def choose_codec(
 
 def choose_writing(profile: Profile, goal: Goal) -> tuple[WriteChoice, CodecChoice]:
     """How bytes are written and encoded: with several writers where encoding pays with them."""
-    write = choose_write(profile, goal.pins, encoding=True)
+    write = choose_write(profile, goal, encoding=True)
     codec = choose_codec(profile, goal, write=write.measure, writers=write.writers)
     if not codec.codec:
-        write = choose_write(profile, goal.pins)
+        write = choose_write(profile, goal)
         codec = choose_codec(profile, goal, write=write.measure, writers=write.writers)
     return write, codec
 

@@ -35,7 +35,7 @@ def codecs_by_speed(profile: Profile, goal: Goal) -> tuple[CodecAtSpeed, ...]:
     """
     if goal.pins.codec is not None or storage_matters(goal):
         return ()
-    write = choose_write(profile, goal.pins, encoding=True)
+    write = choose_write(profile, goal, encoding=True)
     if write.measure is None:
         return ()
     found = []

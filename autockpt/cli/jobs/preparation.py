@@ -66,6 +66,8 @@ def check(request: Request, *, same_job: bool = False) -> None:
         raise ConfigError("--profile and --no-profile contradict each other; drop one")
     if request.fresh and request.resume_from:
         raise ConfigError("--fresh and --resume-from contradict each other; drop one")
+    if same_job or request.resume_from is not None:
+        request = in_control_directory(request)
     if same_job and request.run_dir is None:
         raise ConfigError("--same-job: which run? add --run-dir DIR")
     if request.resume_from is not None and request.run_dir is None:
@@ -233,7 +235,7 @@ def _require_same_job(place: str, script: Script) -> None:
     if found := same_job.differences(there, job, same_script=same_script):
         raise ConfigError(
             f"{place}: holds checkpoints of another job: {'; '.join(found)}; name another place "
-            "with disk.path, or go on with these: --same-job --run-dir DIR"
+            "with disk.path, or go on with these: --same-job"
         )
 
 

@@ -21,7 +21,8 @@ from autockpt.executors.keeper.wire import (
     keeper_directories,
     keeper_directory,
 )
-from autockpt.values.errors import AutockptError, ProtocolError
+from autockpt.values.errors import AutockptError, DirectoryBusyError, ProtocolError
+from autockpt.values.policy_keys.paths import is_store_url
 
 START_TIMEOUT_S = 60.0
 """A keeper imports little; on a machine with many more processes than cores it took over 20 s."""
@@ -65,7 +66,12 @@ def connect(run_directory: str, node: int, *, timeout_s: float = 5.0) -> Connect
 
 
 def ensure_keeper(run_directory: str, node: int, *, checkpoints: str) -> None:
-    """Starts the keeper of this node unless one answers.  Raises AutockptError with its log."""
+    """Starts the keeper of this node unless one answers.  Raises AutockptError with its log.
+
+    Raises DirectoryBusyError where one keeps checkpoints elsewhere, and does not leave.
+    """
+    if is_store_url(checkpoints):
+        _require_place(run_directory, node, checkpoints)
     if _answers(run_directory, node):
         return
     folder = keeper_directory(run_directory, node)
@@ -85,6 +91,19 @@ def ensure_keeper(run_directory: str, node: int, *, checkpoints: str) -> None:
         f"the keeper of node {node} did not start within {START_TIMEOUT_S:.0f} s; its log is "
         f"{log_path}: {_tail(log_path)}"
     )
+
+
+def _require_place(run_directory: str, node: int, checkpoints: str) -> None:
+    """A keeper of another place leaves first.  Raises DirectoryBusyError when it does not."""
+    status = keeper_status(run_directory, node)
+    if status is None or status.checkpoints in ("", checkpoints.rstrip("/")):
+        return
+    if status.trainers or not release_keeper(run_directory, node):
+        raise DirectoryBusyError(
+            f"{run_directory}: the keeper of node {node} (pid {status.pid}) keeps checkpoints in "
+            f"{status.checkpoints}, expected {checkpoints}; wait for its training to end, or use "
+            "another --run-dir"
+        )
 
 
 def release_keeper(run_directory: str, node: int, *, wait_s: float = 60.0) -> bool:

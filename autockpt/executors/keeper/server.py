@@ -41,6 +41,7 @@ from autockpt.executors.protocol.node.machine import NodeProtocol
 from autockpt.executors.storage.directory import CheckpointDirectory
 from autockpt.values.errors import AutockptError, NoRoomError
 from autockpt.values.generation import Generation
+from autockpt.values.policy_keys.paths import is_store_url
 
 TICK_S = 0.5
 SEALING_TICK_S = 0.02
@@ -196,8 +197,13 @@ class Keeper:
         return lonely > (LINGER_S if self._had_trainers else FIRST_TRAINER_S)
 
     def _look_for_run(self) -> None:
-        """On the disk's thread, which may hang: whether the run's directories were removed."""
-        places = (self._directory.path, self._run_directory)  # never an object store
+        """On the disk's thread, which may hang: whether the run's directories were removed.
+
+        A run in an object store may lose the one that it has.
+        """
+        if is_store_url(self._directory.path):
+            return
+        places = (self._directory.path, self._run_directory)
         self._is_removed = not any(map(os.path.isdir, places))
 
     def _settled(self) -> bool:
@@ -707,6 +713,7 @@ class Keeper:
             peers=self._peers.connected,
             claimed_by=self._claimed_by,
             sealing=self._boundary.is_active,
+            checkpoints=self._directory.path,
         )
         with contextlib.suppress(OSError):
             connection.send(status)

@@ -396,6 +396,8 @@ class Status:
     """Start of the job that the directory is claimed for; None: this keeper has not claimed it."""
     sealing: bool = False
     """A rank died, and the others are to live until their last boundary is sealed."""
+    checkpoints: str = ""
+    """Where this keeper's checkpoints go."""
 
 
 _OWN = (

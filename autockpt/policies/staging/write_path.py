@@ -35,21 +35,25 @@ class WriteChoice:
     binding: str = ""
 
 
-def choose_write(profile: Profile, pins: Pins, *, encoding: bool = False) -> WriteChoice:
+def choose_write(profile: Profile, goal: Goal, *, encoding: bool = False) -> WriteChoice:
     """Writers, chunk and O_DIRECT: the cheapest cell within 5 % of the fastest that pins allow.
+
+    A store was measured in one way: it has no cells, and pinned writers and chunks keep its
+    figures.
 
     `encoding`: of at least two writers where there are such cells, so that one encodes while
     another writes.
     """
+    pins = goal.pins
     count = profile.state.total_bytes * ranks_per_node(profile)
     grid = [m for m in profile.storage if m.operation == "write" and _usable(m)]
-    allowed = [m for m in grid if _pinned(m, pins)]
+    allowed = [m for m in grid if goal.is_in_store or _pinned(m, pins)]
     named = {"disk.writers": pins.writers, "disk.chunk": pins.chunk_bytes}
     binding = " and ".join(
         name for name, pin in {**named, "disk.direct": pins.direct_io}.items() if pin is not None
     )
     if not allowed:
-        return _unmeasured(pins, binding, measured_others=bool(grid))
+        return _unmeasured(goal, binding, measured_others=bool(grid))
     seconds = {id(m): write_time_s(m, count) for m in allowed}
     best_s = min(seconds.values())
     near = [m for m in allowed if seconds[id(m)] <= best_s * NEAR_BEST]
@@ -59,9 +63,9 @@ def choose_write(profile: Profile, pins: Pins, *, encoding: bool = False) -> Wri
     runner_up = min(rest, key=lambda m: seconds[id(m)], default=None)
     took = seconds[id(chosen)]
     return WriteChoice(
-        writers=chosen.writers,
-        chunk_bytes=chosen.chunk_bytes,
-        direct_io=chosen.direct,
+        writers=pins.writers or chosen.writers,
+        chunk_bytes=pins.chunk_bytes or chosen.chunk_bytes,
+        direct_io=chosen.direct and not goal.is_in_store,
         measure=chosen,
         reason=(
             f"{_cell(chosen)} writes {format_bytes(count)} in {format_duration(took)}, "
@@ -138,7 +142,9 @@ def _pinned(measure: StorageMeasure, pins: Pins) -> bool:
     return all(pin is None or pin == value for pin, value in wanted)
 
 
-def _unmeasured(pins: Pins, binding: str, *, measured_others: bool) -> WriteChoice:
+def _unmeasured(goal: Goal, binding: str, *, measured_others: bool) -> WriteChoice:
+    pins = goal.pins
+    direct = not goal.is_in_store if pins.direct_io is None else pins.direct_io
     why = (
         "the pinned configuration was not among those measured"
         if measured_others
@@ -147,7 +153,7 @@ def _unmeasured(pins: Pins, binding: str, *, measured_others: bool) -> WriteChoi
     return WriteChoice(
         writers=pins.writers or WRITERS,
         chunk_bytes=pins.chunk_bytes or CHUNK_BYTES,
-        direct_io=True if pins.direct_io is None else pins.direct_io,
+        direct_io=direct,
         measure=None,
         reason=f"{why}; the rest are defaults: {WRITERS} writers, {CHUNK_BYTES // 2**20} MiB",
         numbers={},

@@ -121,7 +121,7 @@ def with_evidence(profile: Profile, known: FailureEvidence, *, starting: bool = 
 
 def plan_costs(profile: Profile, goal: Goal, plan: CheckpointPlan) -> Costs:
     """Return the cost of a checkpoint under this plan, by the profile."""
-    write = choose_write(profile, goal.pins)
+    write = choose_write(profile, goal)
     costs = profile_costs(profile, plan.staging, write=write.measure)
     return replace(costs, peers=peer_costs(profile, plan.redundancy))
 

@@ -29,6 +29,9 @@ def url_problem(url: str) -> str:
         return f"expected {'://, '.join(STORES)}:// and a place there, e.g. s3://bucket/run-7"
     if "@" in rest.partition("/")[0] or "?" in rest:
         return "names a user or an option; keys and options stand in the environment"
+    place = rest.strip("/") if scheme == "file" else rest.rstrip("/")
+    if odd := [part for part in place.split("/") if part in ("", ".", "..")]:
+        return f"has {odd[0]!r} between two slashes; write each part of the place once"
     return ""
 
 

@@ -17,6 +17,7 @@ import autockpt
 from autockpt.cli.app import run as cli
 from autockpt.executors.storage.catalogue import committed_names
 from autockpt.executors.storage.places.choose import place_of
+from autockpt.run_directory import control_path
 from autockpt.values.generation import Generation
 from tests.conftest import end_keeper
 from tests.jobs.kill.zygote import environment
@@ -42,7 +43,7 @@ class Machine:
     @property
     def run(self) -> Path:
         """The control directory, as the documented rule names it."""
-        return self.folder / "runs" / self.url.replace("://", "-").replace("/", "-")
+        return self.folder / control_path(self.url)
 
     @property
     def said(self) -> str:

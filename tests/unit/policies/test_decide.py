@@ -8,6 +8,7 @@ from autockpt.executors.image.layout.room import smallest_window
 from autockpt.policies.cost_model.cost_curve import costs_of_plan, tiers_of_plan
 from autockpt.policies.decide import decide
 from autockpt.policies.staging.slots import LEAST_BYTES
+from autockpt.policies.staging.write_path import choose_write
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import FailureDeclaration, Goal, Limits, Pins, Retention
 from autockpt.values.plan import Schedule
@@ -317,3 +318,15 @@ def test_pinned_interval_shorter_than_the_persist_is_kept_with_a_warning():
     decision = decide(example_profile(persist_s=5.0), Goal(pins=Pins(disk_interval_steps=2)))
     assert decision.plan.tier("disk").interval_steps == 2
     assert any("saves will be skipped" in warning for warning in decision.warnings)
+
+
+def test_pinned_writers_keep_what_was_measured_of_a_store() -> None:
+    """It is asked in one way, whatever is pinned; O_DIRECT is of file systems."""
+    profile = example_profile(storage=(storage_measure(gb_per_s=0.5, writers=2, direct=False),))
+    for pins in (Pins(writers=7), Pins(chunk_bytes=2**21)):
+        goal = Goal(storage_path="s3://bucket/run", pins=pins)
+        choice = choose_write(profile, goal)
+        assert choice.measure is profile.storage[0]
+        assert (pins.writers or 2, False) == (choice.writers, choice.direct_io)
+        assert pins.chunk_bytes in (None, choice.chunk_bytes)
+    assert not choose_write(example_profile(storage=()), goal).direct_io

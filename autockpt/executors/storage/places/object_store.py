@@ -236,7 +236,10 @@ class Objects:
 
     @contextlib.contextmanager
     def asking(self, verb: str, name: str) -> Iterator[None]:
-        """FileNotFoundError of a read or a deletion stays: absence is an answer."""
+        """FileNotFoundError of a read or a deletion stays: absence is an answer.
+
+        Raises ConfigError for a name that no object can have, StorageError.
+        """
         from obstore.exceptions import BaseError
 
         try:
@@ -247,6 +250,8 @@ class Objects:
                 raise
             where = f"{self.url}/{name}"
             raise StorageError(f"{where}: cannot {verb}: {_cause(error)}") from error
+        except ValueError as error:
+            raise ConfigError(f"{self.url}/{name}: can be no object: {error}") from error
 
 
 class Upload:
@@ -266,9 +271,13 @@ class Upload:
             )
 
     def write(self, piece: bytes | memoryview) -> None:
-        """The next bytes.  Raises StorageError."""
+        """The next bytes, at most a part at once: the library copies what it is given.
+
+        Raises StorageError.
+        """
         with self._objects.asking("write", self._name):
-            self._writer.write(piece)
+            for start in range(0, len(piece), self.part_bytes):
+                self._writer.write(piece[start : start + self.part_bytes])
 
     def finish(self) -> None:
         """The object is there, and durable.  Raises StorageError."""

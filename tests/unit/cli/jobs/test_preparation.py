@@ -56,6 +56,9 @@ def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "first"
 
 
+ALONE = {"nnodes": "1", "nproc_per_node": "1"}
+
+
 def request(*settings: str, policy: str | None = None, fresh: bool = False) -> Request:
     """`autockpt run --run-dir r t.py`."""
     return Request(
@@ -235,7 +238,10 @@ def test_a_user_who_means_the_run_that_is_there_gets_it(
     assert trains("--lr", "2").run_dir == "r"
     assert trains("--lr", "3", asked=request(fresh=True)).run_dir == "r"
     with pytest.raises(ConfigError, match="which run"):
-        check(replace(request(), run_dir=None, same_job=True), same_job=True)
+        check(replace(request(), run_dir=None, same_job=True, launching=ALONE), same_job=True)
+    stored = request("disk.path=s3://bucket/run")
+    check(replace(stored, run_dir=None, same_job=True, launching=ALONE), same_job=True)
+    check(replace(stored, run_dir=None, resume_from="paper", launching=ALONE))
 
 
 def test_a_run_of_its_own_has_places_of_its_own(storage: Path) -> None:

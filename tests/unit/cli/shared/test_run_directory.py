@@ -10,6 +10,7 @@ from autockpt.cli.shared.plan_choice import decide, write
 from autockpt.run_directory import (
     RunDirectory,
     RunInfo,
+    control_path,
     default_path,
     new_run_id,
     utc_now,
@@ -212,6 +213,15 @@ def test_default_directories_are_new_and_named_after_the_script(
     assert first.path.parent == tmp_path / "runs"
     assert first.path.name.startswith("my-train-2")
     assert default_path("pkg.sub.train").name.startswith("train-2")
+
+
+def test_places_in_a_store_have_run_directories_of_their_own() -> None:
+    """A slash is no dash; the name is short, and the same for each start."""
+    urls = ("s3://b/a/b", "s3://b/a-b", "s3://b/" + "é" * 200, "s3://b/" + "é" * 200 + "/x")
+    names = {control_path(url).name for url in urls}
+    assert len(names) == len(urls)
+    assert max(len(os.fsencode(name)) for name in names) <= 100
+    assert control_path("s3://b/a/b/") == control_path("s3://b/a/b")
 
 
 def test_checkpoints_go_where_the_goal_says(run: RunDirectory, tmp_path: Path) -> None:

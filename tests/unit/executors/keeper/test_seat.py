@@ -4,7 +4,10 @@ import os
 import shutil
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,7 +15,9 @@ from autockpt.executors.keeper import __main__ as keeper_main
 from autockpt.executors.keeper import launch, wire
 from autockpt.executors.keeper.__main__ import Seat
 from autockpt.executors.keeper.launch import connect
-from autockpt.values.errors import AutockptError
+from autockpt.executors.keeper.server import Keeper
+from autockpt.executors.keeper.wire import Status
+from autockpt.values.errors import AutockptError, DirectoryBusyError
 
 
 @pytest.fixture
@@ -140,3 +145,33 @@ def test_a_keeper_that_does_not_start_is_an_error_of_ours(
     monkeypatch.setattr(subprocess, "run", never)
     with pytest.raises(AutockptError, match=r"did not start within .*; its log is "):
         launch.ensure_keeper(str(run), 0, checkpoints=str(run / "checkpoints"))
+
+
+def test_a_keeper_of_another_place_in_a_store_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves, where it has no training; else the start ends."""
+    released: list[int] = []
+    status = Status(
+        pid=1, term=1, trainers=(), memory_committed="", durable="", draining=False,
+        slots_bytes=0, checkpoints="s3://bucket/old",
+    )  # fmt: skip
+    monkeypatch.setattr(launch, "_answers", lambda *_: True)
+    monkeypatch.setattr(launch, "keeper_status", lambda *_: status)
+    monkeypatch.setattr(launch, "release_keeper", lambda _, node: not released.append(node))
+    launch.ensure_keeper("run", 0, checkpoints="s3://bucket/old/")
+    assert released == []
+    launch.ensure_keeper("run", 0, checkpoints="s3://bucket/new")
+    assert released == [0]
+    status = replace(status, trainers=(0,))
+    with pytest.raises(DirectoryBusyError, match=r"s3://bucket/old, expected s3://bucket/new"):
+        launch.ensure_keeper("run", 0, checkpoints="s3://bucket/new")
+
+
+def test_a_run_in_a_store_may_lose_its_run_directory(tmp_path: Path) -> None:
+    """A keeper on a disk leaves when nothing of the run is there."""
+    for place, is_removed in (("s3://bucket/run", False), (str(tmp_path / "gone"), True)):
+        keeper: Any = SimpleNamespace(
+            _directory=SimpleNamespace(path=place), _run_directory=str(tmp_path / "lost"),
+            _is_removed=False,
+        )  # fmt: skip
+        Keeper._look_for_run(keeper)
+        assert keeper._is_removed is is_removed

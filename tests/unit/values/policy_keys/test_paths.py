@@ -11,7 +11,9 @@ from autockpt.values.policy_keys.paths import path_problem
     ("path", "said"),
     [
         ("s3://", "s3://bucket/run"), ("GS://b/x", "gs://bucket/run"),
-        ("s3:/b/x", "s3://bucket/run"), ("s3://b/x?a=b", "an option"),
+        ("s3:/b/x", "s3://bucket/run"), ("s3://b//x", "between two slashes"),
+        ("s3://b/./x", "between two slashes"), ("s3://b/x/..", "between two slashes"),
+        ("s3:///b/x", "between two slashes"), ("s3://b/x?a=b", "an option"),
         ("s3://me:word@b/x", "keys and options stand in the environment"),
         ("hdfs://node/x", "a place in an object store"), ("file:///mnt/x", "without file://"),
         ("$SCRATCH/ckpt", "the variable $SCRATCH"), ("/mnt/${JOB}/x", "the variable ${JOB}"),

@@ -3,13 +3,15 @@
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from autockpt.executors.storage.directory import CheckpointDirectory
 from autockpt.executors.storage.places import object_store
 from autockpt.executors.storage.places.object_store import RETRIES, Objects
-from autockpt.values.errors import StorageError
+from autockpt.values.errors import ConfigError, StorageError
 from tests.unit.executors.storage.remote.test_remote import account
 
 ASKS: tuple[Callable[[Objects], object], ...] = (
@@ -112,3 +114,20 @@ def test_no_credentials_are_named_so() -> None:
     said = OSError("Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token")
     assert "AWS_ACCESS_KEY_ID" in object_store._cause(said)
     assert "169.254" not in object_store._cause(said)
+
+
+def test_a_name_that_no_object_can_have_is_a_mistake(tmp_path: Path) -> None:
+    """Not an error of the library, which has no exit code."""
+    with pytest.raises(ConfigError, match="can be no object"):
+        Objects(f"file://{tmp_path}").write("a/../b", b"1")
+
+
+def test_an_upload_gives_the_library_a_part_at_once(tmp_path: Path) -> None:
+    """It copies what it is given: a state in one piece would be in memory twice."""
+    upload = Objects(f"file://{tmp_path}").begin("a", 0)
+    upload.part_bytes = 10
+    given: list[bytes] = []
+    upload._writer = SimpleNamespace(write=lambda piece: given.append(bytes(piece)))
+    upload.write(memoryview(bytes(range(25))))
+    assert [len(piece) for piece in given] == [10, 10, 5]
+    assert b"".join(given) == bytes(range(25))
