@@ -531,8 +531,11 @@ class Saver:
 
     def _report_sealed(self, save: SaveHandle, snapshot: Snapshot) -> None:
         """Once, when both the fence is passed and the verdict is known: then all is measured."""
-        if not snapshot.settled or snapshot.error is not None or snapshot.changed:
-            return
+        with snapshot.lock:  # the fence and the copy thread may come here at one time
+            is_sealed = snapshot.judged and snapshot.error is None and not snapshot.changed
+            if snapshot.told or not is_sealed:
+                return
+            snapshot.told = True
         self.newest_stall_s = snapshot.boundary_stall_s + snapshot.fence_stall_s
         self._rank.emit(
             t.SnapshotSealed(

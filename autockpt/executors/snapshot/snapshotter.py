@@ -121,7 +121,11 @@ class Snapshot:
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while a part is being proven: by the copy thread, or at its fence."""
     settled: bool = False
-    """The verdict is known."""
+    """The verdict is being given, or known."""
+    judged: bool = False
+    """It is known: `error`, `changed` and `copy_s` stay as they are."""
+    told: bool = False
+    """Its seal has been reported, under `lock`."""
     void: bool = False
     """Given up: there will be no verdict."""
     boundary_stall_s: float = 0.0
@@ -823,6 +827,7 @@ class Snapshotter:
         if snapshot.passage is None or snapshot.error is None:  # else pages would come of nothing
             task.publish.set(snapshot.layout.image_bytes)
         snapshot.copy_s = max(0.0, task.ended_s - snapshot.began_s)
+        snapshot.judged = True
         if snapshot.completed is not None:
             snapshot.completed(snapshot)
 

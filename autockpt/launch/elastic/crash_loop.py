@@ -21,6 +21,9 @@ OWN_SIGNALS = frozenset(
     (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP)
 )
 """A process raises these in itself, as it does an exception; other processes do not send them."""
+SAME_STEP_S = 300.0
+"""Failures of the machine at one step go on over this time, or they end no job that commits newer
+checkpoints.  A fault of minutes goes away."""
 STARTUP_S = 300.0
 """A script that has not attached after this time will not: a restart would begin from scratch."""
 
@@ -67,6 +70,10 @@ class CrashLoop:
         self._exits = 0
         self._kills = 0
         self._before: Attempt | None = None
+        self._same_step_s = 0.0
+        """Seconds that the starts since the first of the failures at one step have lasted."""
+        self._is_nearer = False
+        """One of them has committed a newer checkpoint."""
         self.stuck = False
         """The newest verdict ends a job that comes no further: its scheduler should know."""
 
@@ -79,10 +86,14 @@ class CrashLoop:
             return "another live run owns the directory, and every other start is refused too"
         before, self._before = self._before, attempt
         reached = self._step
-        further = self._progress(attempt)
+        progress = further = self._progress(attempt)
         if before is not None and _at_same_step(before, attempt):
             # A restart brings the checkpoints nearer to the step that the job does not pass.
             further = reached is None or (self._step is not None and self._step > reached)
+            self._same_step_s += attempt.lasted_s
+            self._is_nearer |= progress and not further
+        else:
+            self._same_step_s, self._is_nearer = 0.0, False
         if attempt.final and not (further and self._insist):
             return "the script would do so again, so it is not started again"
         if before is not None and _same(before, attempt):
@@ -100,9 +111,13 @@ class CrashLoop:
                 "the script never called autockpt.attach, so a restart would begin from scratch; "
                 "--max-restarts N restarts it all the same"
             )
-        self.stuck = self._exits >= EXITS_WITHOUT_PROGRESS or self._kills >= KILLS_WITHOUT_PROGRESS
-        if self._exits >= EXITS_WITHOUT_PROGRESS:
-            return f"{self._exits} failures in a row at the same place, without any new step"
+        lasts = bool(attempt.error) or not self._is_nearer or self._same_step_s >= SAME_STEP_S
+        exits = self._exits >= EXITS_WITHOUT_PROGRESS and lasts
+        self.stuck = exits or self._kills >= KILLS_WITHOUT_PROGRESS
+        if exits:
+            step = attempt.step if attempt.error_step is None else attempt.error_step
+            place = "the same place" if step is None else f"step {step}"
+            return f"{self._exits} failures in a row at {place}, without any new step"
         if self._kills >= KILLS_WITHOUT_PROGRESS:
             return f"killed {self._kills} times in a row without any new step or checkpoint"
         return None

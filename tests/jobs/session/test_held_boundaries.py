@@ -14,6 +14,7 @@ from autockpt.executors.keeper.slots import BOARD_BYTES, CELL_HELD
 from autockpt.executors.linux.memory import Arena
 from autockpt.session.boundaries import last_boundary
 from autockpt.session.boundaries.last_boundary import BoundaryHolder
+from autockpt.session.saving import Saver
 from autockpt.values.errors import NoRoomError
 from autockpt.values.generation import Generation
 from tests.unit.executors.snapshot.test_replica_check import Replica, job
@@ -212,3 +213,22 @@ def test_a_copy_that_took_too_long_is_refused_and_the_next_is_not(
     rank.seal()
     assert rank.answer().refusal == ""
     assert (rank.client.copied, rank.told) == (1, [])
+
+
+def test_a_seal_is_told_once() -> None:
+    """The fence and the copy thread may come to it at one time; not before all is measured."""
+    told: list[Any] = []
+    saver: Any = Saver.__new__(Saver)
+    saver._rank, saver._job = SimpleNamespace(emit=told.append), SimpleNamespace(rank=0)
+    snapshot: Any = SimpleNamespace(
+        lock=threading.Lock(), settled=True, judged=False, told=False, error=None, changed=[],
+        boundary_stall_s=0.1, fence_stall_s=0.2, copy_s=0.0, task=SimpleNamespace(use=None),
+        layout=SimpleNamespace(image_bytes=8),
+    )  # fmt: skip
+    save: Any = SimpleNamespace(generation=Generation(term=1, step=2), step=2)
+    saver._report_sealed(save, snapshot)
+    assert told == []
+    snapshot.judged, snapshot.copy_s = True, 3.0
+    for _ in range(2):
+        saver._report_sealed(save, snapshot)
+    assert [event.copy_s for event in told] == [3.0]

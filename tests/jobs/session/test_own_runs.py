@@ -1,14 +1,18 @@
 """Whose run is it?  What `attach` makes of the directory that it was given or has inherited."""
 
 import concurrent.futures
+import dataclasses
+import datetime
 import functools
 import multiprocessing
 import sys
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 
 from autockpt.run_directory import RunDirectory
@@ -132,6 +136,108 @@ def test_what_says_how_long_or_where_does_not_count_in_a_call(tmp_path: Path) ->
             "settings.lr=1", "settings.run.0=2", "settings.run.1=None",
         )  # fmt: skip
     assert call_arguments() == ()
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    """Settings without `__dict__`."""
+
+    since: datetime.date
+    epochs: range
+    lr: float = 0.1
+    _private: int = 0
+
+
+def read(settings: Any) -> tuple[str, ...]:
+    """What tells this call from others."""
+    return call_arguments()
+
+
+class Raises(Mapping[str, int]):
+    """A broken object of a user's."""
+
+    def __getitem__(self, key: str) -> int:
+        raise RuntimeError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        raise RuntimeError("iterated")
+
+    def __len__(self) -> int:
+        raise RuntimeError("counted")
+
+    def __str__(self) -> str:
+        raise RuntimeError("shown")
+
+
+class Broken(float):
+    """One whose text raises."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("shown")
+
+
+class Endless(Mapping[str, int]):
+    """A data set behind a mapping; few of its items may be read."""
+
+    def __getitem__(self, key: str) -> int:
+        return int(key)
+
+    def __iter__(self) -> Iterator[str]:
+        for number in range(len(self)):
+            assert number < 10_000, "read whole"
+            yield str(number)
+
+    def __len__(self) -> int:
+        return 10**9
+
+
+def held(settings: float) -> bool:
+    """Whether a variable lives on behind the call."""
+    model = Raises()
+    lives = weakref.ref(model)
+    call_arguments()
+    del model
+    return lives() is not None
+
+
+def kept(settings: float) -> bool:
+    """Whether the dictionary that `locals()` gave before holds its values behind the call."""
+    config = locals()
+    call_arguments()
+    return bool(config["settings"] == settings)
+
+
+def test_any_object_may_be_an_argument(tmp_path: Path) -> None:
+    """One that raises counts by its type, and of a large one little is read."""
+    calls: list[Any] = [
+        Raises(), {"a": Broken(), "lr": 1}, Endless(), list(range(10**5)), numpy.zeros((10, 10**4)),
+        Slotted(datetime.date(2026, 1, 2), range(3)),
+    ]  # fmt: skip
+    with FORK.Pool(1) as pool:
+        raises, broken, endless, many, array, slotted = pool.map(read, calls)
+        assert raises == ("settings=Raises",)
+        assert broken == ("settings.a=Broken", "settings.lr=1")
+        assert 0 < len(endless) < 1000
+        assert [len(many), many[0][:19]] == [1, "settings=list-10000"]
+        assert array[0].startswith("settings=ndarray-10x10000-float64-")
+        assert slotted == (
+            "settings.since=2026-01-02", "settings.epochs=range(0, 3)", "settings.lr=0.1",
+        )  # fmt: skip
+        assert not pool.apply(held, (1.0,)), "a snapshot of the variables stays"
+        assert pool.apply(kept, (1.0,))
+
+
+def test_every_field_of_settings_tells_trials_apart(tmp_path: Path) -> None:
+    """Though there are many of them; a port, a place for logs or a time is new at every start."""
+    fields = {f"option_{number}": number for number in range(30)}
+    calls = [
+        SimpleNamespace(**fields, port=1, tmp_dir="/tmp/a", log_dir="a", pid=1, timestamp=1, lr=1),
+        SimpleNamespace(**fields, port=2, tmp_dir="/tmp/b", log_dir="b", pid=2, timestamp=2, lr=1),
+        SimpleNamespace(**fields, port=1, tmp_dir="/tmp/a", log_dir="a", pid=1, timestamp=1, lr=2),
+    ]
+    with FORK.Pool(1) as pool:
+        first, again, other = pool.map(directory_of, calls)
+    assert first == again != other
 
 
 def test_code_on_the_command_line_is_a_script(

@@ -29,10 +29,14 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "store"
 
 
-def handler(store: Path, address: str, **settings: Any) -> Any:
-    """One node of two; nodes are sorted by their addresses."""
+def handler(store: Path, address: str, *, nodes: int = 2, **settings: Any) -> Any:
+    """One node of several, sorted by their addresses.
+
+    Others count as lost for it when they have been silent for a minute: a busy machine is no loss.
+    """
+    settings = {"keep_alive_max_attempt": 60, **settings}
     parameters = RendezvousParameters(
-        torchrun_handler.BACKEND, str(store), "job", 2, 2, local_addr=address,
+        torchrun_handler.BACKEND, str(store), "job", nodes, nodes, local_addr=address,
         store_type="file", **settings,
     )  # fmt: skip
     return torchrun_handler.make_factory()(parameters)
@@ -55,18 +59,26 @@ def meet(*handlers: Any) -> list[int]:
 
 def test_a_survivor_keeps_its_number_when_a_replacement_sorts_before_it(store: Path) -> None:
     """c10d would give the survivor, which was node 1, the number of the lost node."""
-    survivor, lost = handler(store, "127.0.0.2"), handler(store, "127.0.0.3")
+    survivor = handler(store, "127.0.0.2", keep_alive_max_attempt=6)
+    lost = handler(store, "127.0.0.3")
     assert meet(lost, survivor) == [1, 0]
     assert (lost.number, survivor.number) == (1, 0)
     lost._stop_heartbeats()
     replacement = handler(store, "127.0.0.1")
     assert meet(replacement, survivor) == [1, 0]
     assert (replacement.number, survivor.number) == (1, 0)
-    assert os.environ[environment.NODE] in ("0", "1")  # of the thread that came last
     assert not survivor.use_agent_store
     assert survivor.get_backend() == "autockpt"
     for one in (survivor, replacement):
         one._stop_heartbeats()
+
+
+def test_ranks_inherit_the_number_of_their_node(store: Path) -> None:
+    """In the environment in which the launcher starts them."""
+    alone = handler(store, "127.0.0.1", nodes=1)
+    assert meet(alone) == [0]
+    assert os.environ[environment.NODE] == "0"
+    alone._stop_heartbeats()
 
 
 def test_settings_of_the_user_come_before_ours(store: Path) -> None:
