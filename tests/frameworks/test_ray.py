@@ -146,8 +146,8 @@ def test_fewer_workers_go_on(tmp_path: Path) -> None:
     assert before | set(first_epoch) == set(range(SAMPLES))
 
 
-def test_a_preemption_makes_a_durable_checkpoint(tmp_path: Path) -> None:
-    """Ray announces it, the training goes on, and a checkpoint is on disk."""
+def test_an_announced_preemption_is_said_and_the_training_goes_on(tmp_path: Path) -> None:
+    """Not shown: that the checkpoint, which begins then, is durable."""
     case = Case(kill="node:5", ranks=2, option="preempted")
     with cluster(1, 1) as nodes:
         outcome = _disturbed(case, tmp_path, lambda: nodes.order("drain"), is_lost=False)
