@@ -19,6 +19,7 @@ from autockpt.run_directory import RunDirectory
 from autockpt.session import job as job_module
 from autockpt.session.job import Job, current_identity, current_job
 from autockpt.session.place.called_function import call_arguments
+from autockpt.values import same_job
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
 
@@ -297,6 +298,24 @@ class Store:
     def get(self, name: str) -> bytes:
         """By the others; waits in earnest."""
         return self.kept[name]
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_a_process_group_of_one_is_no_group_of_ranks(
+    monkeypatch: pytest.MonkeyPatch, several: bool
+) -> None:
+    """A script that sets one up in each of its trainings: their arguments tell them apart."""
+    store, asked = Store(), []
+
+    def identity(ranks: int = 0, *, alone: bool = False) -> same_job.Job:
+        asked.append(alone)
+        return same_job.Job(script="s.py")
+
+    monkeypatch.setattr(job_module, "group_store", lambda: store)
+    monkeypatch.setattr(job_module, "in_group_of_several", lambda: several)
+    monkeypatch.setattr(job_module, "current_identity", identity)
+    current_job()
+    assert asked == [not several]
 
 
 @pytest.mark.parametrize("group", [True, False])

@@ -58,11 +58,12 @@ def test_the_last_column_wraps_below_itself() -> None:
 
 def test_options_and_paths_stay_whole() -> None:
     """A reader copies them."""
-    rows = [("asked", "pass --max-restarts 5 and /scratch/run-7/ckpt again")]
-    assert columns(rows, width=27) == [
-        "asked  pass --max-restarts",
-        "       5 and",
-        "       /scratch/run-7/ckpt",
+    rows = [("asked", "pass --max-restarts 5 and /scratch/run-7/c again")]
+    assert columns(rows, width=25) == [
+        "asked  pass",
+        "       --max-restarts 5",
+        "       and",
+        "       /scratch/run-7/c",
         "       again",
     ]
 
