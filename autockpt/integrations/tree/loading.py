@@ -57,15 +57,22 @@ def opened(
     if not os.path.exists(path):
         raise ConfigError(f"{path}: no such file or directory")
     if os.path.isdir(path) and is_ours(path):
-        source = GenerationTree(generation_folder(path, generation), rank=rank)
-        try:
-            yield Source(source.tree, source.lossy, source.models, source.known_nan)
-        finally:
-            source.close()
+        with _opened_generation(generation_folder(path, generation), rank) as ours:
+            yield ours
         return
     if generation is not None or rank is not None:
         raise ConfigError(f"{path}: is no run of autockpt, and only those have generations, ranks")
     yield _directory(path, whole=whole) if os.path.isdir(path) else Source(_file(path))
+
+
+@contextlib.contextmanager
+def _opened_generation(folder: str, rank: int | None) -> Iterator[Source]:
+    """A checkpoint of ours, in a directory or in an object store."""
+    source = GenerationTree(folder, rank=rank)
+    try:
+        yield Source(source.tree, source.lossy, source.models, source.known_nan)
+    finally:
+        source.close()
 
 
 def read_from(
@@ -83,7 +90,7 @@ def read_from(
     """
 
     def read_folder(folder: str) -> T:
-        with opened(folder, rank=rank) as source:
+        with _opened_generation(folder, rank) as source:
             return read(source)
 
     if not (os.path.isdir(path) and is_ours(path)):

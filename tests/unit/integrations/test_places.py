@@ -6,10 +6,13 @@ import pytest
 
 import autockpt
 from autockpt.cli.app import run
+from autockpt.executors.storage.places import store
+from autockpt.executors.storage.places.object_store import Objects
 from autockpt.executors.storage.places.store import StorePlace
 from autockpt.integrations.places import find_place, is_ours, runs_in
 from autockpt.run_directory import RunDirectory, RunInfo
 from autockpt.values.errors import ConfigError
+from autockpt.values.goal import Goal
 from tests.unit.integrations.trained import saved, trained_job
 
 
@@ -19,6 +22,18 @@ def test_a_run_directory_of_checkpoints_alone_is_one(tmp_path: Path) -> None:
     assert is_ours(str(tmp_path / "again"))
     assert find_place(str(tmp_path / "again")).directory == str(Path(folder).parent)
     assert autockpt.load(str(tmp_path / "again"))["step"] == 7
+
+
+def test_a_run_in_a_store_is_loaded_by_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint is in the store alone, where no path leads."""
+    monkeypatch.setattr(store, "_bucket", lambda *_: Objects(f"file://{tmp_path}/objects"))
+    saved(tmp_path / "objects" / "run", trained_job())
+    run_dir = RunDirectory.create(tmp_path / "control")
+    run_dir.write_info(RunInfo(run_id="0" * 32, created="2026", script="/t.py"))
+    run_dir.write_goal(Goal(storage_path="s3://bucket/run"))
+    assert autockpt.load(str(run_dir.path))["step"] == 7
 
 
 def test_a_folder_of_other_things_is_none(tmp_path: Path) -> None:
