@@ -45,6 +45,7 @@ from autockpt.session.keeper_news import KeeperNews
 from autockpt.session.place.initial_weights import InitialWeights
 from autockpt.session.place.place_check import PlaceCheck
 from autockpt.session.place.position import framework_of
+from autockpt.session.place.shown_count import is_only_shown
 from autockpt.session.place.training_position import ONLY, Extra, Restored, TrainingPosition
 from autockpt.session.room import lack_of_memory, refusal
 from autockpt.session.saving import Saver
@@ -116,7 +117,8 @@ class Session:
 
         With `attach` alone one has ended when every optimizer has stepped.
         """
-        self._place.has_asked = True
+        if not (self._place.has_asked or self._iterations.has_trained):
+            self._place.has_asked = not is_only_shown(sys._getframe(1))
         if not self._position.has_begun and not is_loop_ahead(self, sys._getframe(1), NAMED_LOOPS):
             # the loop may begin with the count; one that reads it again may have drawn
             self._position.look_for_generators(begins=False, again=is_in_loop(sys._getframe(1)))

@@ -41,6 +41,12 @@ class Iterations:
         self._waits_for_loop: bool | None = None
         """The script goes on to a loop of ours, which counts from its beginning; None: unknown."""
 
+    @property
+    def has_trained(self) -> bool:
+        """An optimizer has stepped since this process went on from its checkpoint."""
+        begun = self._rank.step != self._rank.start_step
+        return begun or self.has_stepped or bool(self.uncounted)
+
     def begin(self) -> None:
         """A boundary: nothing of the next iteration has happened."""
         self.has_stepped, self.taken = False, 0

@@ -44,7 +44,7 @@ class PlaceCheck:
         self.framework: str | None = None
         """Whose loop called attach; None: the script's."""
         self.has_asked = False
-        """The script has read `step_count`."""
+        """The script has read `step_count` before it trained, and not only to show it."""
         self._is_ahead: bool | None = None
         """The script goes on to ask where to go on; None: not looked for."""
 

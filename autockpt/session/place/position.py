@@ -103,7 +103,7 @@ def _why(framework: str | None, unused_loader: bool) -> str:
         )
     return (
         "nothing puts the loop and its data there: the script uses neither ckpt.batches() nor "
-        "ckpt.steps(), and never read ckpt.step_count"
+        "ckpt.steps(), and did not read ckpt.step_count to begin there"
     )
 
 

@@ -62,8 +62,8 @@ def test_memory_for_one_slot_still_saves_to_storage(live: Live) -> None:
     [
         (
             {"ema": Holder({"decay": 0.9, "hook": print})},
-            r"ema\.hook: a builtins\.builtin_function_or_method cannot be saved safely; "
-            r"give its owner a state_dict\(\)/load_state_dict\(\) of tensors",
+            r"ema\.hook: a builtins\.builtin_function_or_method cannot be saved safely\. "
+            r"Give its owner a state_dict\(\)/load_state_dict\(\) of tensors",
         ),
         (
             {"ema": Holder({"weights": [1, {"deep": object()}]})},

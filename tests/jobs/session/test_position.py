@@ -1,6 +1,8 @@
 """A resume that nothing of the script goes along with is refused: exit code 91."""
 
 import itertools
+import logging
+import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from autockpt.session.place import position
+from autockpt.session.place.shown_count import is_only_shown
 from autockpt.values import exit_codes, script_errors
 from tests.jobs.session.test_ending import DATA
 from tests.support import trainings
@@ -67,6 +70,64 @@ def test_a_plain_loop_is_not_resumed_from_its_beginning(
     assert it.updates == 4
     assert "refused: the state was resumed at step 4, but nothing puts the loop" in said
     assert 'attach(data="script")' in said
+
+
+@pytest.mark.parametrize("read", ["shown", "late"])
+def test_a_count_that_is_shown_or_comes_late_places_nothing(
+    begin: Make, read: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Printed before the loop, or read behind the first step of an optimizer."""
+
+    def train(it: Plain) -> None:
+        ckpt = it.ckpt
+        if read == "shown":
+            print("goes on at", ckpt.step_count, flush=True)
+        for _ in range(4):
+            it.train(1)
+            if read == "late" and ckpt.step_count % 2 == 0:
+                print("two more")
+
+    first = begin()
+    train(first)
+    first.ckpt.close()
+    assert capfd.readouterr().err.count("a restart will be refused (exit code 91)") == 1
+    second = begin()
+    with pytest.raises(SystemExit, match="91"):
+        train(second)
+    assert "did not read ckpt.step_count to begin there" in capfd.readouterr().err
+    assert begin().updates == 4
+
+
+class Counting:
+    """Has the count that a loop begins at."""
+
+    seen: tuple[bool, ...] = ()
+
+    @property
+    def step_count(self) -> int:
+        """Notes what becomes of it."""
+        self.seen += (is_only_shown(sys._getframe(1)),)
+        return 7
+
+
+def test_what_becomes_of_a_count_is_read_from_the_source() -> None:
+    """A text, a log or a bar shows it; all else may begin there."""
+    ckpt = Counting()
+    log, bar = logging.getLogger("x"), types.SimpleNamespace(set_description=str)
+    print("step", ckpt.step_count, end="")
+    log.info("at %d", ckpt.step_count)
+    bar.set_description(f"at {ckpt.step_count}")
+    text = f"{ckpt.step_count + 1:08d}"
+    assert text == "00000008"
+    assert ckpt.seen == (True,) * 4
+    ckpt.seen = ()
+    list(range(ckpt.step_count, 9))
+    start = ckpt.step_count
+    while ckpt.step_count < start:
+        break
+    int(ckpt.step_count)
+    exec("ckpt.step_count")  # without a source
+    assert ckpt.seen == (False,) * 5
 
 
 def untaken(it: Plain) -> None:
