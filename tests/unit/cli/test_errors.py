@@ -150,7 +150,7 @@ def test_a_bug_of_ours_saves_its_traceback(
     """The path is printed; the code is 1."""
     from autockpt.integrations import places
 
-    def broken(path: str) -> None:
+    def broken(path: str, **named: object) -> None:
         raise ZeroDivisionError("on purpose")
 
     monkeypatch.setattr(places, "find_place", broken)
