@@ -120,7 +120,7 @@ from autockpt.profiling.measure.sample_data import content
 from autockpt.profiling.measure.timed_write import measure
 from autockpt.tuner.search.space import MIB, Candidate
 from tests.support.profiles import example_state
-image = content(Path("none"), example_state(8 * MIB), nbytes=8 * MIB).images(1, 8 * MIB)
+image = content("none", example_state(8 * MIB), nbytes=8 * MIB).images(1, 8 * MIB)
 print("writing", flush=True)
 while True:
     measure(sys.argv[1], image, Candidate(chunk_bytes=MIB, writers=2, direct_io=True, codec="zstd"))
@@ -152,12 +152,12 @@ def test_a_killed_search_leaves_at_most_a_name_that_the_next_sweeps(tmp_path: Pa
 def test_bytes_of_a_checkpoint_are_taken_where_there_is_one(tmp_path: Path) -> None:
     """The newest readable one; a damaged newer one is passed over."""
     saved(tmp_path, trained_job())
-    found = content(tmp_path, example_state(), nbytes=8 * 4096)
+    found = content(str(tmp_path), example_state(), nbytes=8 * 4096)
     assert "checkpoint ckpt-t" in found.source
     assert bytes(found.arena.view[:64]).strip(b"\0")
     for commit in tmp_path.glob("ckpt-*/shard-*"):
         commit.write_bytes(b"torn")
-    assert "synthetic" in content(tmp_path, example_state(), nbytes=8 * 4096).source
+    assert "synthetic" in content(str(tmp_path), example_state(), nbytes=8 * 4096).source
 
 
 def test_synthetic_bytes_shrink_as_little_as_weights() -> None:
@@ -170,7 +170,7 @@ def test_synthetic_bytes_shrink_as_little_as_weights() -> None:
                             dtypes={"bfloat16": 4 * MIB}),),
     )  # fmt: skip
     for state in (example_state(4 * MIB), half):
-        view = content(Path("none"), state, nbytes=4 * MIB).arena.view
+        view = content("none", state, nbytes=4 * MIB).arena.view
         ratio = len(view) / len(codec("zstd").encode(view))
         assert 1.02 < ratio < 1.6
         assert not any(bytes(view[i : i + 64]) == bytes(64) for i in range(0, len(view), MIB))
@@ -191,7 +191,7 @@ def test_too_little_memory_is_said_before_it_is_taken(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(contents, "require_headroom", refuse)
     with pytest.raises(GuardError, match="tune: a sample of the state: needs"):
-        content(Path("none"), example_state(), nbytes=MIB)
+        content("none", example_state(), nbytes=MIB)
 
 
 def test_codecs_are_measured_only_where_the_profile_has_none() -> None:
