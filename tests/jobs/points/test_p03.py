@@ -1,6 +1,7 @@
 """Point 3: the copy runs under the next forward (builtin:easyckpt) or inside the boundary."""
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -44,7 +45,11 @@ def test_the_forward_starts_before_the_copy_ends_only_if_it_is_lazy(
     def forward(*_: object) -> None:
         assert ckpt._rank.snapshotter is not None
         if ckpt.step_count == 4:
-            busy.append(ckpt._rank.snapshotter.engine.busy)
+            # A blocking copy is over; its thread may have to report that yet.
+            until_s = time.monotonic() + (0.0 if schedule == "lazy" else NEVER_S / 2)
+            while (busy_now := ckpt._rank.snapshotter.engine.busy) and time.monotonic() < until_s:
+                time.sleep(0.001)
+            busy.append(busy_now)
             forward_began.set()
 
     job.model.register_forward_pre_hook(forward)
