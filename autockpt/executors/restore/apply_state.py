@@ -66,8 +66,8 @@ def apply_structure(restored: RestoredState, state: LiveState) -> None:
     own = skeleton.get("own", {})
     if restored.by_rank and own and not all(map(_is_whole(state), state.parameters().values())):
         raise ConfigError(
-            f"{next(iter(own))}: keeps state of its own, whose division over ranks is not known;   "
-            "resume with the ranks and the mesh that wrote the checkpoint"
+            f"{next(iter(own))}: keeps state of its own, whose division over ranks is not known. "
+            "Resume with the ranks and the mesh that wrote the checkpoint"
         )
     state.load_own(
         own,

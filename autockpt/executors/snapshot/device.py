@@ -208,7 +208,7 @@ def _unregister(address: int, device: int) -> bool:
 def _take_error() -> None:
     """Clear the error that a failed call of the runtime leaves to its thread's next launch.
 
-    This launch gets it instead of one of the training's.    torch has no call to read it.
+    This launch gets it instead of one of the training's.  torch has no call to read it.
     """
     with contextlib.suppress(RuntimeError):
         torch.ones(1, dtype=torch.float32, device="cuda").add_(1)

@@ -63,8 +63,8 @@ class News:
             elif isinstance(event, t.CheckpointDurable) and not self._on_disk:
                 self._in_memory = self._on_disk = True
                 yield (
-                    f"on disk since step {event.step}: the training also survives a restart of the "
-                    "machine"
+                    f"on disk since step {event.step}: the training also survives the death of its "
+                    "keeper"
                 )
 
     def _new_events(self, node: int | None) -> Iterator[t.Event]:

@@ -8,7 +8,6 @@ import ast
 import contextlib
 import linecache
 import types
-from collections.abc import Iterator
 
 SHOWS = frozenset(
     (
@@ -18,41 +17,45 @@ SHOWS = frozenset(
     )
 )  # fmt: skip
 """Names of functions and methods that show what they are given."""
+CONVERTS = frozenset(("str", "repr", "int", "float", "round", "format", "dict"))
+"""Names of functions that only give a value another form."""
 
 
 def is_only_shown(frame: types.FrameType | None) -> bool:
-    """True where the expression that `frame` runs is a part of a text, or given to one of `SHOWS`.
+    """True where one of `SHOWS` gets the expression that `frame` runs, as it is or in a text.
 
-    Raises nothing.
+    Another function may begin there with it.  Raises nothing.
     """
     with contextlib.suppress(Exception):
         if frame is not None:
-            return any(_shows(node) for node in _around(frame))
+            names = [name for name in _calls_around(frame) if name not in CONVERTS]
+            return bool(names) and names[0] in SHOWS
     return False
 
 
-def _around(frame: types.FrameType) -> Iterator[ast.AST]:
-    """The expressions around the running one, within its statement."""
-    positions = list(frame.f_code.co_positions())
-    first, last, left, right = positions[frame.f_lasti // 2]
+def _calls_around(frame: types.FrameType) -> list[str]:
+    """Names of the functions that get the running expression, the innermost one first."""
+    first, last, left, right = list(frame.f_code.co_positions())[frame.f_lasti // 2]
     source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
-    if None in (first, last, left, right) or not source:
-        return
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call | ast.JoinedStr) and _contains(node, first, left, last, right):
-            yield node
+    if first is None or last is None or left is None or right is None:
+        return []
+    inner = (first, left), (last, right)
+    found = [
+        (node.lineno, node.col_offset, _name(node.func))
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and _is_argument(node, *inner)
+    ]
+    return [name for _, _, name in sorted(found, reverse=True)]
 
 
-def _contains(node: ast.expr, *inner: int | None) -> bool:
-    first, left, last, right = inner
-    begins, ends = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
-    is_itself = (begins, ends) == ((first, left), (last, right))
-    return not is_itself and begins <= (first, left) and ends >= (last, right)
+def _is_argument(call: ast.Call, begin: tuple[int, int], end: tuple[int, int]) -> bool:
+    parts = [*call.args, *(keyword.value for keyword in call.keywords)]
+    return any(
+        (part.lineno, part.col_offset) <= begin
+        and end <= (part.end_lineno or 0, part.end_col_offset or 0)
+        for part in parts
+    )
 
 
-def _shows(node: ast.AST) -> bool:
-    if isinstance(node, ast.JoinedStr):
-        return True
-    called = node.func if isinstance(node, ast.Call) else None
-    name = called.id if isinstance(called, ast.Name) else getattr(called, "attr", "")
-    return name in SHOWS
+def _name(called: ast.expr) -> str:
+    return called.id if isinstance(called, ast.Name) else str(getattr(called, "attr", ""))

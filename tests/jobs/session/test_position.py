@@ -111,23 +111,24 @@ class Counting:
 
 
 def test_what_becomes_of_a_count_is_read_from_the_source() -> None:
-    """A text, a log or a bar shows it; all else may begin there."""
+    """A log or a bar shows it, in a text too; all else may begin there."""
     ckpt = Counting()
     log, bar = logging.getLogger("x"), types.SimpleNamespace(set_description=str)
     print("step", ckpt.step_count, end="")
     log.info("at %d", ckpt.step_count)
     bar.set_description(f"at {ckpt.step_count}")
-    text = f"{ckpt.step_count + 1:08d}"
-    assert text == "00000008"
+    print(f"at {str(ckpt.step_count).rjust(4)}", end="")
     assert ckpt.seen == (True,) * 4
     ckpt.seen = ()
+    assert f"{ckpt.step_count}.pt" == "7.pt"  # the name of a file, for one
+    print(len(range(ckpt.step_count, 9)))
     list(range(ckpt.step_count, 9))
     start = ckpt.step_count
     while ckpt.step_count < start:
         break
     int(ckpt.step_count)
     exec("ckpt.step_count")  # without a source
-    assert ckpt.seen == (False,) * 5
+    assert ckpt.seen == (False,) * 7
 
 
 def untaken(it: Plain) -> None:
