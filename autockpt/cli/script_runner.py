@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, NoReturn
 from autockpt import new_files
 from autockpt.launch import environment, owner, startup_timing
 from autockpt.launch.standby import imports
+from autockpt.launch.termination import exit_now
 from autockpt.values import exit_codes, script_errors
 
 if TYPE_CHECKING:
@@ -273,10 +274,7 @@ def _leave(code: int) -> NoReturn:
     watchdog.start()
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(code)
+    exit_now(code)
 
 
 def _run_directory() -> "RunDirectory | None":

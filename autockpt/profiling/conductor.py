@@ -7,7 +7,6 @@ stop at the same step.  Everything happens inside hooks of the optimizer, on the
 """
 
 import contextlib
-import os
 import statistics
 import sys
 import threading
@@ -22,6 +21,7 @@ from autockpt.console.progress import Progress
 from autockpt.executors.image.container import chunk_digest
 from autockpt.executors.state import own_hooks
 from autockpt.executors.state.live_state import LiveState
+from autockpt.launch.termination import exit_now
 from autockpt.profiles.assemble import Measurements, assemble
 from autockpt.profiles.probes.interference import (
     CopyWork,
@@ -461,7 +461,4 @@ class Conductor:
 
 def _leave() -> NoReturn:
     """The script swallowed the stop, or takes too long to end: nothing of it runs any more."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(0)
+    exit_now(0)

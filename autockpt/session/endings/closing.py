@@ -1,9 +1,7 @@
 """The end of a session: it closes its parts, after a last checkpoint where there can be one."""
 
 import atexit
-import contextlib
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -12,7 +10,7 @@ from typing import Protocol
 from autockpt.executors.keeper import wire
 from autockpt.executors.linux.signal_errors import is_from_handler
 from autockpt.executors.snapshot.optimizer_hooks import OptimizerHooks
-from autockpt.launch.termination import is_interactive
+from autockpt.launch.termination import exit_now, is_interactive
 from autockpt.session.attaches import Attached, of_this_process
 from autockpt.session.base import RankState
 from autockpt.session.boundaries.forward_hooks import Forwards
@@ -224,10 +222,7 @@ class Closing:
 def _leave(ending: SystemExit) -> None:
     """End with this exit code; what Python raises while it exits does not change its own."""
     logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(int(ending.code or 0))
+    exit_now(int(ending.code or 0))
 
 
 def _at_hand() -> BaseException | None:
