@@ -5,6 +5,8 @@ import contextlib
 import json
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from autockpt.values.telemetry import Event, event_from_data
 POLL_S = 1.0
 """How often the files are looked at."""
 LAST_S = 20.0
-"""So long the end of the process waits for trackers to take the last values."""
+"""The end of the process waits at most this long for trackers to start and take the last values."""
 
 
 def follow(ckpt: Any, *sinks: Sink) -> "Following | None":
@@ -48,7 +50,9 @@ class Following:
         self._run_dir, self._step = run_dir, step
         self._sinks = list(sinks)
         self._offsets: dict[Path, int] = {}
-        self._ended = threading.Event()
+        self._begun, self._ended = threading.Event(), threading.Event()
+        self._until_s: float | None = None
+        """When the end of the process waits no more; of the monotonic clock."""
         self._thread = threading.Thread(target=self._follow, name="autockpt-trackers", daemon=True)
 
     def start(self) -> None:
@@ -56,13 +60,35 @@ class Following:
         for file in self._files():
             self._offsets[file] = file.stat().st_size
         self._thread.start()
+        _when_the_script_ends(self._await_begin)
         atexit.register(self.stop)
 
     def stop(self) -> None:
-        """Sends what there is, and ends; trackers that hang are not waited for."""
-        self._ended.set()
-        self._thread.join(LAST_S)
+        """Sends what there is, and ends; waits at most LAST_S for the trackers."""
         atexit.unregister(self.stop)
+        if not self._thread.is_alive():  # also in a forked child
+            return
+        self._ended.set()
+        self._thread.join(self._left_s())
+        if self._thread.is_alive():
+            print(
+                f"autockpt: degraded: trackers: they did not take the last values within {LAST_S:g}"
+                " s; those are missing in the charts", file=sys.stderr, flush=True,
+            )  # fmt: skip
+
+    def _await_begin(self) -> None:
+        """A tracker that is still starting needs threads, which Python soon starts no more.
+
+        Its hooks stand in front of ours as well, until it has begun.
+        """
+        if self._thread.is_alive():
+            self._begun.wait(self._left_s())
+
+    def _left_s(self) -> float:
+        now_s = time.monotonic()
+        if self._until_s is None:
+            self._until_s = now_s + LAST_S
+        return max(self._until_s - now_s, 0.0)
 
     # ------------------------------------------------------------------ on the thread
 
@@ -72,6 +98,7 @@ class Following:
         # Trackers have hooks of their own now.  The last hook runs first: values before farewells.
         atexit.unregister(self.stop)
         atexit.register(self.stop)
+        self._begun.set()
         last = False
         while self._sinks and not last:
             last = self._ended.wait(POLL_S)
@@ -119,6 +146,21 @@ class Following:
         with contextlib.suppress(OSError):
             return sorted(RunDirectory(self._run_dir).telemetry.glob("*.jsonl"))
         return []
+
+
+def _when_the_script_ends(call: Callable[[], None]) -> None:
+    """Calls it ahead of all hooks of atexit, while threads can be started.
+
+    Python has no public hook for that.  Without this one, hooks of atexit are the first.
+    """
+    # Their hooks end the pools: they run behind ours if they are registered ahead of it.
+    import concurrent.futures.process
+    import concurrent.futures.thread  # noqa: F401
+
+    register = getattr(threading, "_register_atexit", None)
+    if register is not None:
+        with contextlib.suppress(RuntimeError):  # the script has ended
+            register(call)
 
 
 def _run_id(run_dir: str) -> str:

@@ -2,6 +2,8 @@
 
 import atexit
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -156,3 +158,65 @@ def test_the_last_values_come_before_the_trackers_own_end(
     assert begun.wait(60)
     following._thread.join(60)
     assert hooks == [farewells.end, following.stop]
+
+
+SHORT = """
+import atexit, concurrent.futures, sys, threading, time
+from autockpt.integrations.trackers.following import Following
+
+class Slow:
+    def begin(self, step, run_id):
+        deadline = time.monotonic() + 60
+        while not threading._SHUTTING_DOWN and time.monotonic() < deadline:
+            time.sleep(0.01)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            pool.submit(print, "begun").result()
+        atexit.register(print, "farewell")
+
+    def send(self, step, values, wall_s):
+        print("sent", step)
+
+    def end(self):
+        print("end")
+
+Following(sys.argv[1], (Slow(),), step=0).start()
+with open(sys.argv[1] + "/telemetry/rank-00000.jsonl", "a") as file:
+    file.write(sys.argv[2])
+"""
+"""It has ended before its tracker has begun; the tracker needs threads for that, as W&B does."""
+
+
+def test_a_training_shorter_than_the_start_of_its_tracker_is_in_the_charts(tmp_path: Path) -> None:
+    """The tracker begins, then gets the values, and says farewell behind them."""
+    (tmp_path / "telemetry").mkdir()
+    line = json.dumps(t.event_data(iterated(2))) + "\n"
+    done = subprocess.run(
+        [sys.executable, "-c", SHORT, str(tmp_path), line],
+        text=True, capture_output=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert done.stdout.split("\n") == ["begun", "sent 2", "end", "farewell", ""], done.stderr
+    assert not done.stderr
+
+
+def test_a_tracker_that_hangs_delays_the_end_by_a_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In its start; both hooks together wait once, and it is said."""
+    released = threading.Event()
+
+    class Hanging(Seen):
+        def begin(self, step: int, run_id: str) -> None:
+            released.wait(120)
+
+    monkeypatch.setattr("autockpt.integrations.trackers.following.LAST_S", 0.2)
+    monkeypatch.setattr(atexit, "register", lambda one: None)
+    following = Following(str(tmp_path), (Hanging(),), step=0)
+    following.start()
+    try:
+        following._await_begin()
+        following.stop()
+        assert not following._left_s()
+        assert capsys.readouterr().err.count("did not take the last values within 0.2 s") == 1
+    finally:
+        released.set()
+        following._thread.join(60)
