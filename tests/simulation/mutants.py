@@ -317,6 +317,21 @@ class StrikeOneRankOnly(CoordinatorRestoring):
         self.state.verified |= set(range(self.state.world_size)) - set(ranks)
 
 
+class StrikeUnread(CoordinatorRestoring):
+    """A store that does not answer now counts as a damaged checkpoint."""
+
+    def rank_bad(self, from_node: int, message: m.ShardBad) -> None:
+        super().rank_bad(from_node, replace(message, unread=False))
+
+
+class FenceUnanswered(CoordinatorRestoring):
+    """Storage that does not answer a new keeper counts as a newer claim."""
+
+    def term_refused(self, event: m.TermRefused) -> None:
+        rejoins = self.state.rejoining is not None
+        super().term_refused(replace(event, failed=event.failed and not rejoins))
+
+
 class ResumeBeforeAllVerified(CoordinatorRestoring):
     """Training goes on when the first rank is ready."""
 
@@ -689,6 +704,8 @@ MUTANTS: dict[str, Mutant] = {
     "restore-mixed": Mutant(RestoreMixed, "6", 100),
     "gather-mixed": Mutant(GatherMixed, "6", 4000),
     "strike-one-rank-only": Mutant(StrikeOneRankOnly, "6", 600),
+    "fence-unanswered": Mutant(FenceUnanswered, "22", 1000),
+    "strike-unread": Mutant(StrikeUnread, "22", 2000),
     "resume-before-all-verified": Mutant(ResumeBeforeAllVerified, "7", 200),
     "assume-fresh": Mutant(AssumeFresh, "8", 1000),
     "no-incarnation-fence": Mutant(NoIncarnationFence, "9", 200),

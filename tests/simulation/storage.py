@@ -7,7 +7,7 @@ from autockpt.executors.protocol import messages as m
 from autockpt.executors.protocol.coordinator.choosing import HOPELESS_STARTS
 from autockpt.values.generation import Generation
 from tests.simulation.actors import Commit, Content, Keeper, Trainer
-from tests.simulation.trainers import Trainers
+from tests.simulation.trainers import UNANSWERED, Trainers
 
 LONGEST = 3
 """Files that one shard is put together from, at most."""
@@ -197,9 +197,10 @@ class Storage(Trainers):
         known = keeper.nan | self.oracle.seen_nan | self.oracle.marked[do.term]
         if do.generation in known:
             self.oracle.fail(f"term {do.term} restores {do.generation}, which is suspect")
-        for _, generation, _ in keeper.coordinator.state.struck:
-            self.oracle.durable.discard(generation)
-            self.oracle.forget_memory()
+        for rank, generation, _ in keeper.coordinator.state.struck:
+            if (do.term, rank, generation) not in self.unread:
+                self.oracle.durable.discard(generation)
+                self.oracle.forget_memory()
         for generation, starts in keeper.coordinator.state.failed.items():
             if starts >= HOPELESS_STARTS:
                 self.oracle.forget_up_to(generation)
@@ -406,6 +407,8 @@ class Storage(Trainers):
 
     def job_claim(self, keeper: Keeper, job: list[Any]) -> Any:
         do: m.ClaimTerm = job[2]
+        if job[1] == 0 and not self.peace and self.away.random() < self.silent / 4:
+            return m.TermRefused(incarnation=do.incarnation, reason=UNANSWERED, failed=True)
         if job[1] == 0 and keeper.machine.state.incarnation not in (None, do.incarnation):
             return m.TermRefused(incarnation=do.incarnation, reason="replaced")
         if job[1] == 0 and do.term is None:

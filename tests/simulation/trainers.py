@@ -7,6 +7,9 @@ from autockpt.values.generation import Generation
 from tests.simulation.actors import Content, Keeper, Trainer
 from tests.simulation.world import World
 
+UNANSWERED = "503"
+"""Why a claim fails that a store does not answer."""
+
 
 class Trainers(World):
     """The trainer processes of a run."""
@@ -158,18 +161,26 @@ class Trainers(World):
         else:
             content = self.source(trainer, order)
         trainer.order = None
+        stored = order.source.kind in ("disk", "reshard")
+        if stored and not self.peace and self.away.random() < self.silent:
+            self.local(trainer, self.bad(trainer, order, unread=True))
+            return
         flaky = not self.peace and self.rng.random() < self.flaky
         if content is None or content.corrupt or not content.sealed or flaky:
             self.oracle.forget_memory()
-            bad = m.ShardBad(
-                rank=trainer.rank, term=order.term, attempt=order.attempt, detail="bad"
-            )
-            self.local(trainer, bad)
+            self.local(trainer, self.bad(trainer, order))
             return
         trainer.loaded, trainer.step = content, order.step
         self.local(
             trainer,
             m.ShardVerified(rank=trainer.rank, term=order.term, attempt=order.attempt),
+        )
+
+    @staticmethod
+    def bad(trainer: Trainer, order: m.RestoreShard, *, unread: bool = False) -> m.ShardBad:
+        """It cannot restore this; `unread`: a store does not answer now."""
+        return m.ShardBad(
+            rank=trainer.rank, term=order.term, attempt=order.attempt, detail="bad", unread=unread
         )
 
     def gathered(self, trainer: Trainer, order: m.RestoreShard) -> list[Content | None] | None:
@@ -302,6 +313,8 @@ class Trainers(World):
                 early = older if same else now is not None and not trainer.refused
                 if early and trainer.running and trainer.term == self.disk.term:
                     self.oracle.fail(f"{do.incarnation} runs and was fenced by {now}")
+                if do.reason == UNANSWERED and trainer.running:
+                    self.oracle.fail(f"{do.incarnation} was fenced by a store that did not answer")
 
     def do_RestoreRefused(self, keeper: Keeper, do: m.RestoreRefused) -> None:
         final = not do.retryable and do.reason != "newer term"  # the next launch is the newest

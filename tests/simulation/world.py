@@ -67,6 +67,12 @@ class World:
         """Chance of a shard file that is stored as a difference to an older one."""
         self.elastic = late.choice((0.0, 0.0, 0.5))
         """Chance of a launch with another number of ranks."""
+        self.away = Random(f"away {seed}")
+        """Dice of a store that does not answer a rank."""
+        self.silent = self.away.choice((0.0, 0.1, 0.4))
+        """Chance of it; nothing is wrong with the checkpoint then."""
+        self.unread: set[tuple[int, int, Generation]] = set()
+        """(term, rank, generation) of each such answer that a coordinator has heard in time."""
         slow_to_verify = late.random() < 0.2
         self.in_flight = Random(f"in flight {seed}").choice((0, 0, 0, 1))
         """Generations that trainers have on their way to storage at once; 0: any number."""
@@ -332,6 +338,8 @@ class World:
         if keeper is None:
             return
         event = m.MessageReceived(from_node=key[0], message=message)
+        if type(message) is m.ShardBad and message.unread:
+            self.note_unread(keeper, message)
         if type(message) in _UPWARD:
             self.to_coordinator(keeper, event)
             running = keeper.coordinator.state.phase == "running"
@@ -339,6 +347,14 @@ class World:
                 keeper.back[key[0]] = self.lost_so_far()
         else:
             self.to_node(keeper, event)
+
+    def note_unread(self, keeper: Keeper, message: m.ShardBad) -> None:
+        """A coordinator hears that a store does not answer: no promise lapses by that."""
+        state = keeper.coordinator.state
+        if state.choice is not None and (message.term, message.attempt) == (
+            state.term, state.attempt,
+        ):  # fmt: skip
+            self.unread.add((state.term, message.rank, state.choice.generation))
 
     def tick(self) -> None:
         """Time passes, for most keepers."""

@@ -82,7 +82,10 @@ class Restoring:
         )
 
     def term_refused(self, event: m.TermRefused) -> None:
-        """A live run holds the directory, or we were replaced while our keeper was away."""
+        """A live run holds the directory, or we were replaced while our keeper was away.
+
+        Storage that does not answer says neither, and ends no training: it is asked again.
+        """
         state = self.state
         if event.incarnation != state.incarnation or state.phase != "claiming":
             state.stale(event)
@@ -91,7 +94,11 @@ class Restoring:
             self.same_term.ask_claim_back()
             return
         state.held = None
-        if state.rejoining is not None:
+        if state.rejoining is not None and event.failed:
+            state.is_claim_due = True
+            detail = f"term {state.rejoining} waits for the storage: {event.reason}"
+            state.emit(m.Report(kind="warning", detail=detail))
+        elif state.rejoining is not None:
             state.term = state.rejoining
             state.refusal = (event.reason, False, False)
             self.saving.fence(event.reason)
@@ -100,8 +107,11 @@ class Restoring:
 
     def claim(self) -> None:
         """Ask for the directory."""
+        self.state.go("claiming")
+        self._order_claim()
+
+    def _order_claim(self) -> None:
         state = self.state
-        state.go("claiming")
         assert state.incarnation is not None
         state.emit(
             m.ClaimTerm(incarnation=state.incarnation, term=state.rejoining, after=state.known_term)
@@ -113,10 +123,7 @@ class Restoring:
         if event.incarnation != state.incarnation or state.phase != "claiming":
             state.stale(event)
         elif state.held is None or not self.same_term.may_stay():
-            assert state.incarnation is not None
-            state.emit(
-                m.ClaimTerm(incarnation=state.incarnation, term=None, after=state.known_term)
-            )
+            self._order_claim()
         else:
             self.same_term.stay(state.held)
             state.go("inventory")
@@ -574,5 +581,8 @@ class Restoring:
         if state.phase == "inventory":
             for node in sorted(set(state.every_node) - set(state.inventory)):
                 self.want_inventory(node)
+        elif state.phase == "claiming" and state.is_claim_due:
+            state.is_claim_due = False
+            self._order_claim()
         elif state.phase == "restoring" and state.choice is not None:
             self._order(sorted(set(range(state.world_size)) - state.verified), state.choice)

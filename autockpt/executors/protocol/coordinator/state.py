@@ -166,6 +166,8 @@ class CoordinatorState:
     """Where trainers began anew within the term, the newest first."""
     rejoining: int | None = None
     """The running term a new coordinator keeper continues."""
+    is_claim_due: bool = False
+    """The storage did not answer for that term, and is asked again."""
     catalogue: dict[Generation, m.CatalogueEntry] = field(default_factory=dict)
     parents: dict[int, Generation | None] = field(default_factory=dict)
     chain: tuple[m.TermParent, ...] = ()

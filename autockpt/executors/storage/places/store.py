@@ -23,6 +23,9 @@ _ACCOUNTS = ("AWS_", "GOOGLE_", "AZURE_")
 
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 30.0, 30.0, 30.0)
 """Between attempts to read what a start needs; each attempt also repeats its requests."""
+PATIENCE_S = 180.0
+"""No attempt begins later.  One alone takes minutes where the network takes requests and answers
+none.  The protocol gives up a rank that says nothing for half an hour."""
 _T = TypeVar("_T")
 
 
@@ -31,12 +34,15 @@ def read_patiently(path: str, read: Callable[[], _T]) -> _T:
 
     Absence and damage are answers.  Raises like `read`.
     """
+    deadline = time.monotonic() + PATIENCE_S
     for pause_s in PAUSES_S if is_store_url(path) else ():
         try:
             return read()
         except FileNotFoundError:
             raise
         except (StorageError, OSError):
+            if time.monotonic() + pause_s >= deadline:
+                raise
             time.sleep(pause_s)
     return read()
 

@@ -19,7 +19,7 @@ from autockpt.executors.storage.directory import CheckpointDirectory
 from autockpt.executors.storage.places import choose, store
 from autockpt.executors.storage.places.choose import place_of
 from autockpt.executors.storage.places.place import MAX_RECORD_BYTES, always
-from autockpt.executors.storage.places.store import StorePlace
+from autockpt.executors.storage.places.store import StorePlace, read_patiently
 from autockpt.profiling.measure import store_probe
 from autockpt.values.errors import ConfigError, GuardError, NoCheckpointError, StorageError
 from autockpt.values.generation import Generation
@@ -247,6 +247,19 @@ def test_a_record_that_cannot_be_read_is_not_missing(tmp_path: Path, flaky: Flak
     flaky.left = 1
     with pytest.raises(StorageError, match="503"):
         read_record(url, "COMMIT")
+
+
+def test_a_store_that_answers_nothing_for_long_is_asked_no_more(
+    tmp_path: Path, flaky: Flaky, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each request may take minutes then, and the protocol waits only so long for a rank."""
+    monkeypatch.setattr(store, "PATIENCE_S", 0.0)
+    path = f"file://{tmp_path}/store/COMMIT"
+    flaky.write(path, b"here")
+    flaky.left = 1
+    with pytest.raises(OSError, match="503"):
+        read_patiently(path, lambda: flaky.read(path))
+    assert read_patiently(path, lambda: flaky.read(path)) == b"here"
 
 
 def test_the_probe_of_a_store_measures_it_and_leaves_nothing(tmp_path: Path) -> None:
