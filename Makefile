@@ -74,9 +74,10 @@ BESIDE_huggingface := peft trl
 	@.venv-$*/bin/python -m pip --disable-pip-version-check install -qq -c constraints.txt -e ".[$*]" $(BESIDE_$*) pytest pytest-timeout hypothesis
 	@touch $@
 
-test-frameworks: $(FRAMEWORKS:%=.venv-%/.ready)  ## adapters against the real frameworks, killed and resumed
-	@for name in $(FRAMEWORKS); do \
-	  .venv-$$name/bin/python -m pytest tests/frameworks/test_$$name.py $(PYTEST_ARGS) || exit 1; done
+# Each has so many minutes, beside its installation.
+FRAMEWORK_MINUTES ?= 60
+test-frameworks: $(VENV)/.ready  ## adapters against the real frameworks, killed and resumed
+	$(PY) -m tests.frameworks --minutes $(FRAMEWORK_MINUTES) $(FRAMEWORKS) -- $(PYTEST_ARGS)
 
 test-slurm: $(VENV)/.ready  ## jobs on a real Slurm of this machine (root; Debian's slurm and munge)
 	$(PY) -m pytest tests/slurm -v $(PYTEST_ARGS)

@@ -265,6 +265,11 @@ def write() -> None:
         (DOCS / "benchmarks" / "benchmarks.md", ()),
     ):
         file.write_text(with_engine_table(file.read_text("utf-8"), chosen), encoding="utf-8")
+    write_resumes()
+
+
+def write_resumes() -> None:
+    """Write the tables of resumes alone, of which `make test-frameworks` has new ones."""
     for file in sorted(DOCS.glob("**/*.md")):
         before = file.read_text("utf-8")
         if (after := with_resumes(before)) != before:
