@@ -30,6 +30,8 @@ class Adapter:
     """`{name}` is the variable that holds what was called."""
     where: str
     """Where the line goes."""
+    name: str = "trainer"
+    """A usual variable, where the script has none."""
 
 
 ADAPTERS = (
@@ -47,11 +49,19 @@ ADAPTERS = (
         where="where the Trainer is made, beside its other arguments",
     ),
     Adapter(
+        framework="Lightning CLI", module="lightning", extra="lightning",
+        packages=("lightning", "pytorch_lightning"), calls=("LightningCLI",),
+        line="{name} = LightningCLI(..., trainer_defaults="
+        '{{"callbacks": [autockpt.integrations.lightning.Autockpt()]}})',
+        where="where the LightningCLI is made, beside its other arguments", name="cli",
+    ),
+    Adapter(
         framework="Lightning Fabric", module="lightning", extra="lightning",
         packages=("lightning", "lightning_fabric"), calls=("Fabric",),
         line="ckpt = autockpt.integrations.lightning.attach({name}, "
         '{{"model": model, "optimizer": optimizer}})',
         where="behind {name}.setup(...); docs/howto/frameworks/lightning.md shows the loop",
+        name="fabric",
     ),
     Adapter(
         framework="Ignite Engine", module="ignite", extra="ignite",
@@ -70,6 +80,7 @@ ADAPTERS = (
         line="ckpt = autockpt.integrations.accelerate.attach({name})",
         where="behind {name}.prepare(...); then ckpt.step() at the end of each batch, and epochs "
         "from ckpt.epoch on",
+        name="accelerator",
     ),
     Adapter(
         framework="DeepSpeed", module="engines.deepspeed", extra="deepspeed",
@@ -77,10 +88,11 @@ ADAPTERS = (
         line="ckpt = autockpt.integrations.deepspeed.protect({name})",
         where="behind deepspeed.initialize(...); then loader = ckpt.loader(loader), and epochs "
         "from loader.epoch on",
+        name="engine",
     ),
     Adapter(
         framework="TorchTitan", module="engines.torchtitan", extra="torchtitan",
-        packages=("torchtitan",), calls=("build",),
+        packages=("torchtitan",), calls=("build", "Trainer"),
         line="config.checkpoint = autockpt.integrations.torchtitan.AutockptCheckpointManager"
         ".Config(enable=True)",
         where="in the function that makes the config",
@@ -97,13 +109,13 @@ def adapter_of(source: str) -> tuple[Adapter, str] | None:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return None
-    imported = _imported(tree)
+    imported, derived = _imported(tree), _derived(tree)
     for adapter in ADAPTERS:
         if not imported & set(adapter.packages) or not is_there(adapter):
             continue
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and _is_call_of(node, adapter):
-                return adapter, _name_of(tree, node)
+            if isinstance(node, ast.Call) and _is_call_of(node, adapter, derived):
+                return adapter, _name_of(tree, node) or adapter.name
     return None
 
 
@@ -122,19 +134,53 @@ def _imported(tree: ast.AST) -> set[str]:
     return found
 
 
-def _is_call_of(node: ast.Call, adapter: Adapter) -> bool:
-    called = ast.unparse(node.func).rpartition(".")[2]
+def _derived(tree: ast.AST) -> Mapping[str, str]:
+    """By class of the script the name of the first class that it derives from."""
+    return {
+        node.name: ast.unparse(node.bases[0]).rpartition(".")[2]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and node.bases
+    }
+
+
+def _is_call_of(node: ast.Call, adapter: Adapter, derived: Mapping[str, str]) -> bool:
+    called, seen = ast.unparse(node.func).rpartition(".")[2], set[str]()
+    while called in derived and called not in seen:
+        seen.add(called)
+        called = derived[called]
     return called.endswith(adapter.calls)
 
 
 def _name_of(tree: ast.AST, call: ast.Call) -> str:
-    """The variable that the call is assigned to."""
+    """The variable that the call is assigned to; "" for none."""
     for node in ast.walk(tree):
+        if isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is call:
+            return ast.unparse(node.target)
         if isinstance(node, ast.Assign) and node.value is call and len(node.targets) == 1:
             target = node.targets[0]
             first = target.elts[0] if isinstance(target, ast.Tuple) else target
             return ast.unparse(first)
-    return "trainer" if "Trainer" in ast.unparse(call.func) else "accelerator"
+    return ""
+
+
+WITHOUT = {
+    "stable_baselines3": (
+        "Stable-Baselines3",
+        "docs/howto/frameworks/reinforcement.md names what to attach, and where",
+    ),
+    "megatron": ("Megatron-LM", "`autockpt plan --for megatron` prints its own flags"),
+    "composer": ("Composer", "it keeps its own checkpoints"),
+}
+"""By package: a framework that has no adapter, and a hint for its users."""
+
+
+def without_adapter(source: str) -> tuple[str, str] | None:
+    """(a framework without an adapter that a script imports, a hint for its users)."""
+    try:
+        imported = _imported(ast.parse(source))
+    except (SyntaxError, ValueError):
+        return None
+    return next((said for package, said in WITHOUT.items() if package in imported), None)
 
 
 def require_counters(call: str, extra: Mapping[str, Any], name: str) -> None:

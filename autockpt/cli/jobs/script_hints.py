@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autockpt.cli.shared.script_source import Loop, Scope, Script, Steps, is_name, last_name
-from autockpt.integrations.adapters import Adapter, adapter_of
+from autockpt.integrations.adapters import Adapter, adapter_of, without_adapter
 from autockpt.values.table import columns
 
 DRAWS = frozenset({"randperm", "shuffle", "permutation", "sample", "choice", "choices"})
@@ -77,6 +77,8 @@ def advice(path: str) -> str:
     said = f"autockpt: UNPROTECTED: {name} never called autockpt.attach, so nothing was saved.\n"
     if (framework := adapter_of(source)) is not None:
         return said + _adapter_line(*framework)
+    if not found.lines and (other := without_adapter(source)) is not None:
+        return f"{said}autockpt: it trains with {other[0]}, which has no adapter: {other[1]}.\n"
     if not found.lines:
         return said + (
             "autockpt: its training loop was not recognised. With the usual names two lines protect"
