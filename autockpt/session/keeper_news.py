@@ -70,6 +70,11 @@ class KeeperNews(KeeperListener):
         if self._plans.tuner is not None:
             self._plans.tuner.note_durable(save)
 
+    def on_copies_arrived(self, save: SaveHandle, message: wire.CopiesArrived) -> None:
+        """The tuner learns what the exchange costs."""
+        if self._plans.tuner is not None:
+            self._plans.tuner.note_replicated(save, message.bytes, message.moving_s)
+
     def on_discarded(self, save: SaveHandle | None, reason: str) -> None:
         """The tuner waits for it no more."""
         if reason.startswith(p.REPLICAS_DIFFER):

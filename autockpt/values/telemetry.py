@@ -189,6 +189,11 @@ class GenerationReplicated(Event):
     step: int
     latency_s: float
     """Since the snapshot began on the reporting node."""
+    bytes: int = 0
+    """That came to the reporting node since the one before,"""
+    moving_s: float = 0.0
+    """and how long some of them were on their way.  Pauses that the plan's rate makes do not count:
+    together they are the speed of the link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

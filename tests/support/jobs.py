@@ -10,6 +10,7 @@ from autockpt.values.plan import CheckpointPlan, WriteWay
 from autockpt.values.telemetry import (
     CheckpointDurable,
     Event,
+    GenerationReplicated,
     IterationsTimed,
     PlanChanged,
     SettingMeasured,
@@ -38,6 +39,8 @@ class FakeJob:
     """The same of the time until durable."""
     durable_of: Callable[[WriteWay], float] | None = None
     """The same by the way of writing, which checkpoints may take in turn."""
+    exchange_of: Callable[[CheckpointPlan], tuple[float, float]] | None = None
+    """(seconds from the snapshot until other nodes hold it, seconds that its bytes moved)."""
     now_s: float = 0.0
     step: int = 0
     log: list[Event] = field(default_factory=list)
@@ -110,6 +113,16 @@ class FakeJob:
                 boundary_stall_s=stall_s / 2, fence_stall_s=stall_s / 2, copy_s=stall_s,
             ),
         )  # fmt: skip
+        if self.exchange_of is not None:
+            send_s, moving_s = self.exchange_of(plan)
+            self._tell(
+                controller,
+                GenerationReplicated(
+                    at_s=self.now_s, rank=-1, generation=name, step=self.step,
+                    latency_s=stall_s + self._noisy(send_s, self.noise), bytes=10**9,
+                    moving_s=self._noisy(moving_s, self.noise),
+                ),
+            )  # fmt: skip
         if durable:
             way = plan.staging.write_way_of(self.step // plan.tier("disk").interval_steps)
             persist_s = self.persist_of(plan) if self.persist_of else self.persist_s

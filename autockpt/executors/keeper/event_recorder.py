@@ -111,13 +111,13 @@ class EventRecorder:
             )
         )  # fmt: skip
 
-    def protected(self, generation: Generation) -> None:
-        """Every shard has its copies on other nodes."""
+    def protected(self, generation: Generation, nbytes: int, moving_s: float) -> None:
+        """Every shard has its copies on other nodes; `nbytes` came here in `moving_s`."""
         began, step = self._began.get(generation, (_now(), -1))
         self._writer.emit(
             t.GenerationReplicated(
                 at_s=_now(), rank=KEEPER, generation=str(generation), step=step,
-                latency_s=_now() - began,
+                latency_s=_now() - began, bytes=nbytes, moving_s=moving_s,
             )
         )  # fmt: skip
 

@@ -390,6 +390,9 @@ class Keeper:
             self._exchanges.heard(message)
         elif isinstance(message, wire.BoundarySealed):
             self._boundary.answered(message)
+        elif isinstance(message, wire.RateWanted):
+            wanted = replace(trainer.attach.redundancy, rate_bytes_per_s=message.bytes_per_s)
+            trainer.attach = replace(trainer.attach, redundancy=wanted)
         elif isinstance(message, wire.TrainerResumed):
             self._journal.resumed(message)
         elif isinstance(message, wire.ChunksWanted):
@@ -623,7 +626,7 @@ class Keeper:
             case p.ServeShards():
                 self._lending.gather(instruction)
             case p.AnnounceProtected(generation=generation, reason=reason):
-                self._standing.note_protected(generation, reason)
+                self._note_protected(generation, reason)
             case p.AnnounceMemoryCommitted(generation=generation):
                 if not any(memory.streams for memory in self._memory.ranks.values()):
                     self._standing.memory_committed = str(generation)
@@ -658,6 +661,14 @@ class Keeper:
             self._local.append(send.message)
         else:
             self._peers.send(send.to_node, send.message)
+
+    def _note_protected(self, generation: Generation | None, reason: str) -> None:
+        """With the cost of the exchange, for the trainer that decides."""
+        nbytes, moving_s = self._replicas.link.take() if generation is not None else (0, 0.0)
+        self._standing.note_protected(generation, reason, nbytes=nbytes, moving_s=moving_s)
+        if generation is not None:
+            arrived = wire.CopiesArrived(generation=generation, bytes=nbytes, moving_s=moving_s)
+            self._trainers.send_all(arrived)
 
     def _copy_rate(self) -> float:
         """Bytes per second that other nodes may take: a restore is not slowed down."""

@@ -27,7 +27,7 @@ from autockpt.values.record import from_data, parse_json, to_data
 
 MAX_FRAME_BYTES = 16 * 2**20
 MAX_DESCRIPTORS = 64
-WIRE_VERSION = 17
+WIRE_VERSION = 18
 _TEMPORARY = ("/tmp", "/var/tmp")
 """Where nothing else is named."""
 
@@ -352,6 +352,25 @@ class ExchangeEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CopiesArrived:
+    """Keeper to trainers of its node: other nodes hold copies of every shard of a checkpoint."""
+
+    generation: Generation
+    bytes: int
+    """That came to this node since the message before,"""
+    moving_s: float
+    """and how long some of them were on their way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateWanted:
+    """The plan in force lets so many bytes a second leave for other nodes; 0: no limit."""
+
+    rank: int
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StateSuspect:
     """Keeper to trainers of its node: a generation holds NaN."""
 
@@ -405,7 +424,7 @@ _OWN = (
     ChunksLent, SlotsRefused, SnapshotBegan, SnapshotCopied, SnapshotTorn, TrainerResumed,
     RecordsGiven, SealBoundary, BoundarySealed,
     TrainerFailing, TrainerLeaving, ReceiveShard, ReceiverListens, SendShard, AbandonExchange,
-    ExchangeEnded, StateSuspect, StatusWanted, StorageStands, Status,
+    ExchangeEnded, CopiesArrived, RateWanted, StateSuspect, StatusWanted, StorageStands, Status,
 )  # fmt: skip
 _PROTOCOL = (
     protocol.SaveRequested, protocol.ShardVerified, protocol.ShardBad,

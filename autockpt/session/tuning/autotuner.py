@@ -31,6 +31,7 @@ from autockpt.tuner.online.proposals import PlanProposal, intervals_of
 from autockpt.tuner.online.recording import RecordedController
 from autockpt.values import telemetry as t
 from autockpt.values.plan import CheckpointPlan, Choice, Decision
+from autockpt.values.redundancy import said
 from autockpt.values.units import format_bytes, format_duration
 
 THINK_S = 0.25
@@ -139,6 +140,17 @@ class AutoTuner:
                 t.CheckpointDurable(
                     at_s=now, rank=-1, generation=str(save.generation), step=save.step, bytes=0,
                     stored_bytes=0, latency_s=now - save.began_s, write_s=0.0,
+                )
+            )  # fmt: skip
+
+    def note_replicated(self, save: SaveHandle, nbytes: int, moving_s: float) -> None:
+        """The keeper's news that other nodes hold copies of a save."""
+        now = time.monotonic()
+        if save.began_s is not None:
+            self._queue.append(
+                t.GenerationReplicated(
+                    at_s=now, rank=-1, generation=str(save.generation), step=save.step,
+                    latency_s=now - save.began_s, bytes=nbytes, moving_s=moving_s,
                 )
             )  # fmt: skip
 
@@ -319,6 +331,8 @@ def _renewed(choice: Choice, offer: PlanProposal) -> Choice:
         return _rescheduled(choice, offer)
     if choice.name == "codec":
         return _recoded(choice, offer)
+    if choice.name == "redundancy":
+        return _repaced(choice, offer)
     if offer.kind == "write":  # the staging's alone
         return choice
     tier = choice.name.removesuffix(".interval")
@@ -383,6 +397,21 @@ def _recoded(choice: Choice, offer: PlanProposal) -> Choice:
         reason=offer.reason,
         numbers={**choice.numbers, **offer.numbers},
         runner_up=f"{choice.chosen}, as before",
+    )
+
+
+def _repaced(choice: Choice, offer: PlanProposal) -> Choice:
+    """The redundancy after a change of its rate, or of its scheme at a start."""
+    if "link_s_per_gb" not in offer.numbers:
+        return choice
+    now = offer.plan.redundancy
+    scheme, path, same = said(now), f"{now.path} to {now.path}", offer.kind == "redundancy"
+    return replace(
+        choice,
+        chosen=choice.chosen if same else f"{scheme}, {path}",
+        reason=offer.reason,
+        numbers={**choice.numbers, **offer.numbers, "rate_bytes_per_s": now.rate_bytes_per_s},
+        runner_up=choice.runner_up if same else f"{choice.chosen}, as before",
     )
 
 

@@ -69,6 +69,7 @@ class PlanFollower:
         if plan is None:
             return
         self._rank.plan = plan
+        self._client.want_rate(plan.redundancy)
         self._saver.follow_traffic()
         reason = self.tuner.reason(self._rank.plan.version) if self.tuner else "by rank 0"
         self.report_plan(step, reason)

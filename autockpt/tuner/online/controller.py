@@ -19,11 +19,10 @@ from autockpt.policies.cost_model.costs import Costs
 from autockpt.policies.cost_model.sensitivity import even_failures
 from autockpt.policies.interval.choose import Intervals
 from autockpt.policies.interval.short_lives import SURE, within_lives
-from autockpt.tuner.online import backoff, codec, codec_speed, rollback_check
-from autockpt.tuner.online.codec_speed import CodecWatch
+from autockpt.tuner.online import backoff, rollback_check
 from autockpt.tuner.online.controller_state import Change, Memory
 from autockpt.tuner.online.estimates import WINDOW, Window
-from autockpt.tuner.online.observed import Observed
+from autockpt.tuner.online.observed import KNOWN, Observed
 from autockpt.tuner.online.outlook import Outlook
 from autockpt.tuner.online.proposals import (
     Kind,
@@ -37,6 +36,9 @@ from autockpt.tuner.online.proposals import (
 )
 from autockpt.tuner.online.settings import ControllerSettings
 from autockpt.tuner.online.turns.decisions import TURNED, next_turn, note_cost, note_switch
+from autockpt.tuner.online.watches import codec, codec_speed, exchange
+from autockpt.tuner.online.watches.codec_speed import CodecWatch
+from autockpt.tuner.online.watches.exchange import ExchangeWatch
 from autockpt.values.errors import ConfigError
 from autockpt.values.failure import Life
 from autockpt.values.goal import Goal
@@ -49,6 +51,10 @@ BY_SPEED = "by_speed"
 """Number of a proposal that changes the codec because of the storage's speed."""
 FELL = 3
 """Checkpoints that show how far a time until durable has fallen."""
+LINK_SLOWER = "link_times_slower"
+"""Number of a proposal that changes the rate of copies: the speed that it is meant for."""
+UNSETTLED = ("back-off", "hurry", "calm", "codec", "redundancy")
+"""Changes that leave a jump of a cost to be answered."""
 OFFERS = 8
 """Proposals that may still be applied: the newest ones since the last change."""
 
@@ -61,12 +67,14 @@ def begin(
     prior: Costs | None = None,
     codecs: tuple[CodecAtSpeed, ...] = (),
     ways: tuple[WriteWay, ...] = (),
+    exchange: ExchangeWatch | None = None,
     barren: tuple[Life, ...] = (),
 ) -> Memory:
     """A memory that has seen nothing; `prior`: costs from a profile, None without one.
 
     `codecs`: what to encode with on storage of other speeds than the profile's, without a codec.
     `ways`: of writing, the best of their kinds by the profile.
+    `exchange`: of copies to other nodes, by the speed of the link; None: there are none.
     `barren`: the newest lives of which nothing was kept.
     """
     profiled_s = prior.persist_s if prior is not None else 0.0
@@ -75,6 +83,7 @@ def begin(
         seen=Observed(failures=failures, recovery=recovery, prior=prior),
         codec=CodecWatch(table=codecs, profiled_s=profiled_s),
         ways=ways,
+        exchange=exchange or ExchangeWatch(),
         barren=barren,
     )
 
@@ -98,9 +107,24 @@ def go_on(former: Memory, new: Memory) -> Memory:
         dwell_from_sealed=seen.sealed,
         patience=former.patience,
         codec=replace(former.codec, table=new.codec.table, profiled_s=new.codec.profiled_s),
+        exchange=_exchange_goes_on(former, new),
         compared=former.compared,
         trial=former.trial,
     )
+
+
+def _exchange_goes_on(former: Memory, new: Memory) -> ExchangeWatch:
+    """The link as the process before saw it; samples of another scheme tell its speed alone."""
+    watch, seen = new.exchange, former.seen
+    if former.plan.redundancy != new.plan.redundancy:
+        seen.send = Window(rare=True)
+        return watch
+    found = next((at for at in watch.table if at.slower == former.exchange.slower), None)
+    if found is None:
+        return watch
+    if seen.prior is not None:
+        seen.prior = replace(seen.prior, peers=found.peers)
+    return replace(watch, slower=found.slower, scheme_slower=former.exchange.scheme_slower)
 
 
 class Controller:
@@ -198,8 +222,10 @@ class Controller:
         note_switch(memory, self.plan.staging, offered.plan.staging)
         if offered.kind == "codec":
             self._recoded(offered)
+        elif offered.kind == "redundancy":
+            self._repaced(offered)
         memory.plan, memory.offers = offered.plan, ()
-        self._dwell(event, settled=offered.kind not in ("back-off", "hurry", "calm", "codec"))
+        self._dwell(event, settled=offered.kind not in UNSETTLED)
 
     def _recoded(self, offered: PlanProposal) -> None:
         """Note that the codec went or came back; earlier durable times no longer apply."""
@@ -216,6 +242,21 @@ class Controller:
         self.seen.persist = Window(rare=True, jumped=True)
         if (write := memory.compared.get("write")) is not None:
             memory.compared = {**memory.compared, "write": replace(write, cost_s=0.0)}
+
+    def _repaced(self, offered: PlanProposal) -> None:
+        """Note the speed that the rate is meant for.
+
+        The time of an exchange follows from the observed speed, so intervals follow at once.
+        Observed times replace it.
+        """
+        memory, seen = self.memory, self.seen
+        at = exchange.nearest(memory.exchange, offered.numbers[LINK_SLOWER])
+        memory.exchange = replace(memory.exchange, slower=at.slower)
+        if seen.prior is not None:
+            seen.prior = replace(seen.prior, peers=at.peers)
+        expected = (at.peers.send_s,) * self.settings.jump_checkpoints
+        seen.send = Window(samples=expected, rare=True, jumped=True)
+        seen.send.jumps.restart(expected)
 
     def _dwell(self, event: Event, *, settled: bool = True) -> None:
         """The next change waits; an emergency step leaves a jump to be answered properly."""
@@ -259,10 +300,25 @@ class Controller:
         shorter = then if self.outlook.pinned else within_lives(then, lives)
         if shorter != then:
             found = self._within(lives, shorter)
+        found = self._other_scheme(found)
         if found is not None:
             self._offer(found)
         self.seen.settle()
         return found
+
+    def _other_scheme(self, found: PlanProposal | None) -> PlanProposal | None:
+        """With the redundancy for the link as it was seen; a start alone may change the scheme."""
+        watch, link = self.memory.exchange, self.seen.link
+        if watch.best is None or watch.best == self.plan.redundancy or link.n < KNOWN:
+            return found
+        why = exchange.scheme_sentence(watch, self.plan, link)
+        numbers = {"link_s_per_gb": link.mean}
+        if found is None:
+            plan = replace(self.plan, version=self.plan.version + 1, redundancy=watch.best)
+            return self._unmoved(plan, "start", f"decided at the start: {why}", numbers)
+        plan = replace(found.plan, redundancy=watch.best)
+        reason = f"{found.reason}; {why}"
+        return replace(found, plan=plan, reason=reason, numbers={**found.numbers, **numbers})
 
     def _decided_anew(self) -> PlanProposal | None:
         """By the waste, where the costs are known."""
@@ -306,6 +362,7 @@ class Controller:
             self._first(step)
             or self._rollback(now_s, step)
             or self._codec(step)
+            or self._redundancy(step)
             or self._turn(step)
             or (self._retune(now_s, step) if self.seen.jumped else None)
             or self._back_off(step)
@@ -383,6 +440,20 @@ class Controller:
             return None
         numbers = {"durable_s": durable.mean, BY_SPEED: 1.0}
         return self._unmoved(then, "codec", f"step {step}: {why}", numbers)
+
+    def _redundancy(self, step: int) -> PlanProposal | None:
+        """Copies leave more slowly over a link that became slow, and faster once it is fast."""
+        watch, link = self.memory.exchange, self.seen.link
+        least = FELL if link.fell else self.settings.jump_checkpoints
+        if self.mode != "on" or link.n < least or link.doubtful:
+            return None
+        at = exchange.moved_off(watch, link)
+        if at is None or at.rate_bytes_per_s == self.plan.redundancy.rate_bytes_per_s:
+            return None
+        why = f"step {step}: {exchange.sentence(watch, self.plan, at, link)}"
+        numbers = {"link_s_per_gb": link.mean, LINK_SLOWER: at.slower}
+        numbers |= {"rate_bytes_per_s": at.rate_bytes_per_s}
+        return self._unmoved(exchange.paced(self.plan, at), "redundancy", why, numbers)
 
     def _back_off(self, step: int) -> PlanProposal | None:
         if self.memory.over_budget < backoff.IN_A_ROW or self.outlook.pinned:

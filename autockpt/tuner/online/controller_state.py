@@ -6,11 +6,12 @@ Everything that decides is in here, in the goal and in the settings; nothing hid
 import math
 from dataclasses import dataclass, field
 
-from autockpt.tuner.online.codec import CodecTrial
-from autockpt.tuner.online.codec_speed import CodecWatch
 from autockpt.tuner.online.observed import Observed
 from autockpt.tuner.online.proposals import PlanProposal
 from autockpt.tuner.online.turns.compare import Compared
+from autockpt.tuner.online.watches.codec import CodecTrial
+from autockpt.tuner.online.watches.codec_speed import CodecWatch
+from autockpt.tuner.online.watches.exchange import ExchangeWatch
 from autockpt.values.failure import Life
 from autockpt.values.plan import CheckpointPlan, WriteWay
 
@@ -58,5 +59,7 @@ class Memory:
     """Bytes as they are were tried."""
     codec: CodecWatch = field(default_factory=CodecWatch)
     """The verdict of the storage's speed on encoding."""
+    exchange: ExchangeWatch = field(default_factory=ExchangeWatch)
+    """The speed of the link that copies to other nodes are meant for."""
     barren: tuple[Life, ...] = ()
     """The newest lives of the run, in a row, of which nothing was kept."""

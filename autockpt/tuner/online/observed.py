@@ -4,13 +4,14 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from autockpt.policies.cost_model.costs import ASSUMED_SLOWDOWN, Costs
+from autockpt.policies.cost_model.costs import ASSUMED_SLOWDOWN, Costs, PeerCosts
 from autockpt.tuner.online.estimates import BLOCKS, Contrast, Window
 from autockpt.tuner.online.turns.compare import KEPT
 from autockpt.values.profile import FailureRates, RecoveryTimes
 from autockpt.values.telemetry import (
     CheckpointDurable,
     Event,
+    GenerationReplicated,
     IterationsTimed,
     PersistFailed,
     SettingMeasured,
@@ -48,6 +49,10 @@ class Observed:
     stall: Window = field(default_factory=Window)
     copy: Window = field(default_factory=Window)
     persist: Window = field(default_factory=partial(Window, rare=True))
+    send: Window = field(default_factory=partial(Window, rare=True))
+    """From the complete snapshot until other nodes hold it."""
+    link: Window = field(default_factory=partial(Window, rare=True))
+    """Seconds of a gigabyte of copies while it moved."""
     quiet: Window = field(default_factory=lambda: Window(size=BLOCKS))
     busy: Window = field(default_factory=lambda: Window(size=BLOCKS))
     pace: Window = field(default_factory=Window)
@@ -86,6 +91,10 @@ class Observed:
             self.persisted += 1
             self.busy_saves += 1
             self._ended(event.generation)
+        elif isinstance(event, GenerationReplicated):
+            self.send.observe(max(0.0, event.latency_s - self.copy.mean))
+            if event.bytes and event.moving_s > 0:
+                self.link.observe(event.moving_s / event.bytes * 1e9)
         elif isinstance(event, PersistFailed | SnapshotDiscarded):
             self.saving.pop(event.generation, None)
         elif isinstance(event, IterationsTimed):
@@ -154,7 +163,7 @@ class Observed:
 
     @property
     def _watched(self) -> tuple[Window, ...]:
-        return self.stall, self.persist, self.quiet
+        return self.stall, self.persist, self.quiet, self.send
 
     @property
     def iteration_s(self) -> float:
@@ -196,8 +205,7 @@ class Observed:
             restart_s=recovery.detect.value_s + recovery.restart.value_s,
             restore_memory_s=recovery.restore_memory.value_s,
             restore_disk_s=recovery.restore_disk.value_s,
-            # No event tells of an exchange: what it costs stays as the profile has it.
-            peers=self.prior.peers if self.prior is not None else None,
+            peers=self._peers(),
             samples={
                 "iteration_s": self.quiet.n or self.busy.n,
                 "stall_s": self.stall.n,
@@ -205,6 +213,14 @@ class Observed:
                 "persist_s": self.persist.n,
             },
         )
+
+    def _peers(self) -> PeerCosts | None:
+        """The cost of an exchange: its time is observed, and the rest is of the profile."""
+        peers = self.prior.peers if self.prior is not None else None
+        if peers is None:
+            return None
+        send_s, send_high_s = _cost(self.send, (peers.send_s, peers.send_high_s))
+        return replace(peers, send_s=send_s, send_high_s=send_high_s)
 
     @property
     def costed(self) -> bool:

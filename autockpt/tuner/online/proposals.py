@@ -19,6 +19,8 @@ Kind = Literal[
     "write",
     "compare",
     "codec",
+    "redundancy",
+    "slots",
     "foreign",
 ]
 

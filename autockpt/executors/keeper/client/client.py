@@ -26,6 +26,7 @@ from autockpt.executors.protocol.deadlines import Deadlines
 from autockpt.executors.storage.directory import CheckpointDirectory
 from autockpt.values.errors import AutockptError, CorruptCheckpointError, ProtocolError
 from autockpt.values.generation import Generation
+from autockpt.values.redundancy import Redundancy
 
 CONNECT_ATTEMPTS = 5
 RECONNECT_PAUSE_S = 0.2
@@ -203,6 +204,14 @@ class KeeperClient:
         )
         assert self.board.fd is not None
         return hello, (self.board.fd, *held)
+
+    def want_rate(self, redundancy: Redundancy) -> None:
+        """Copies leave at the rate of this plan from now on, also under a later keeper."""
+        if redundancy.rate_bytes_per_s != self._attach.redundancy.rate_bytes_per_s:
+            rate = redundancy.rate_bytes_per_s
+            wanted = replace(self._attach.redundancy, rate_bytes_per_s=rate)
+            self._attach = replace(self._attach, redundancy=wanted)
+            self.send(wire.RateWanted(rank=self.rank, bytes_per_s=rate))
 
     def running_as(
         self, term: int, plan_version: int, plan_apply_step: int | None, *, attempt: int
@@ -543,6 +552,10 @@ class KeeperClient:
                 listener.on_discarded(saves.drop(generation, reason), reason)
             case p.PreparePlan() | p.ApplyPlan() | p.AbortPlan():
                 listener.on_plan_message(message)
+            case wire.CopiesArrived(generation=generation):
+                save = saves.get(generation)
+                if save is not None:
+                    listener.on_copies_arrived(save, message)
             case wire.StorageStands():
                 listener.on_storage_stands(message)
             case wire.StateSuspect(reason=reason):

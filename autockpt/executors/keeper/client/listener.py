@@ -26,6 +26,9 @@ class KeeperListener:
     def on_durable(self, save: SaveHandle) -> None:
         """A save that began here is durable.  Called once."""
 
+    def on_copies_arrived(self, save: SaveHandle, message: wire.CopiesArrived) -> None:
+        """Other nodes hold copies of a save that began here."""
+
     def on_discarded(self, save: SaveHandle | None, reason: str) -> None:
         """A checkpoint will not be durable; `save`: where it began here and that is news."""
 

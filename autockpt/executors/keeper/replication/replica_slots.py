@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from autockpt.executors.image.container import ImageIndex, chunk_digest, clear_trailer, read_trailer
 from autockpt.executors.keeper.replication.device_transfers import KeeperExchanges
+from autockpt.executors.keeper.replication.link_meter import LinkMeter
 from autockpt.executors.keeper.replication.parity_slots import filling_of
 from autockpt.executors.keeper.replication.shard_fetch import ShardFetch, Twin, time_for
 from autockpt.executors.keeper.slots import MemoryTable
@@ -101,6 +102,8 @@ class ReplicaSlots:
         self._exchanges = exchanges
         self._address, self._rate, self._restoring = address, rate, restoring
         self._windows = windows
+        self.link = LinkMeter()
+        """Of all copies that come here."""
         self._copied = 0
         self._pool: TransferPool | None = None
         self._replicas: dict[Key, ReplicaSlot] = {}
@@ -144,7 +147,8 @@ class ReplicaSlots:
             self._post(lambda: self._tell_failed(order, reason, final=True))
             return
         bringing = ShardFetch(
-            order, filling, complete=self._complete, failed=self._failed, coming=self._coming
+            order, filling, complete=self._complete, failed=self._failed, coming=self._coming,
+            link=self.link,
         )  # fmt: skip
         self._fetches[key] = bringing
         threading.Thread(

@@ -22,6 +22,7 @@ from autockpt.executors.image.container import (
     write_trailer,
 )
 from autockpt.executors.keeper.replication.device_transfers import Exchange
+from autockpt.executors.keeper.replication.link_meter import LinkMeter
 from autockpt.executors.linux.memory import Arena, page_align
 from autockpt.executors.network.transfer.destination import Destination, SlotDestination
 from autockpt.executors.network.transfer.events import FetchEnd, TransferFailed
@@ -184,21 +185,27 @@ def subject_of(shard: p.HeldShard, run_id: str) -> Subject:
 class _Marked:
     """Memory of a part, which tells of every chunk that it keeps."""
 
-    def __init__(self, destination: Destination, came: Callable[[int], None]) -> None:
-        self._destination, self._came = destination, came
+    def __init__(
+        self, destination: Destination, came: Callable[[int], None], link: LinkMeter
+    ) -> None:
+        self._destination, self._came, self._link = destination, came, link
 
     def place(self, number: int, nbytes: int) -> memoryview:
         """The memory of a chunk."""
-        return self._destination.place(number, nbytes)
+        chunk = self._destination.place(number, nbytes)
+        self._link.begin()
+        return chunk
 
     def keep(self, number: int, chunk: memoryview) -> None:
         """It holds the chunk."""
         nbytes = len(chunk)
+        self._link.end(nbytes)
         self._destination.keep(number, chunk)
         self._came(nbytes)
 
     def drop(self, number: int, chunk: memoryview) -> None:
         """It holds rubbish."""
+        self._link.end(0)
         self._destination.drop(number, chunk)
 
 
@@ -230,10 +237,11 @@ class ShardFetch:
         complete: Callable[["ShardFetch", ImageIndex], None],
         failed: Callable[["ShardFetch", str, bool], None],
         coming: Callable[["ShardFetch"], None] = lambda bringing: None,
+        link: LinkMeter | None = None,
     ) -> None:
         """`complete(self, index)` or `failed(self, reason, final)` is called once, on any thread,
         unless it was aborted before; then nothing writes into the slot any more.  `coming(self)`
-        on any thread whenever `mark` has grown."""
+        on any thread whenever `mark` has grown.  `link`: counts what comes."""
         self.order = order
         self.filling = filling
         self.began_s = self.told_s = time.monotonic()
@@ -245,6 +253,7 @@ class ShardFetch:
         """Through the devices: its trainer may write the slot until it says that it has ended."""
         self._otherwise: Callable[[str], None] | None = None
         self._complete, self._failed, self._coming = complete, failed, coming
+        self._link = link or LinkMeter()
         self._view: memoryview | None = None
         self._transfers: list[Transfer] = []
         self._parts = 0
@@ -299,9 +308,10 @@ class ShardFetch:
             self._has_rest, exchange = True, self.exchange
 
             def fetch(number: int, part: Part) -> Transfer:
+                marked = _Marked(part.destination, self._came, self._link)
                 return pool.fetch(
-                    part.node, addresses[part.node], part.subject, part.root,
-                    _Marked(part.destination, self._came), ended=partial(self._ended, number),
+                    part.node, addresses[part.node], part.subject, part.root, marked,
+                    ended=partial(self._ended, number),
                     deadline_s=time_for(part.subject.image_bytes), chunks=part.spans,
                     carrier=None if exchange is None else _Carried(exchange, self._came),
                 )  # fmt: skip

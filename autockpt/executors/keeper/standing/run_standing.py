@@ -75,13 +75,18 @@ class RunStanding:
         wall = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._say(self._storage.failed(time.monotonic(), wall, reason))
 
-    def note_protected(self, generation: Generation | None, reason: str) -> None:
-        """Survives the loss of a node; None: copies are missing, until the next round of them."""
+    def note_protected(
+        self, generation: Generation | None, reason: str, *, nbytes: int = 0, moving_s: float = 0.0
+    ) -> None:
+        """Survives the loss of a node; None: copies are missing, until the next round of them.
+
+        `nbytes`: that came here for it, and were on their way for `moving_s`.
+        """
         before = self._unprotected
         self.protected = generation
         self._unprotected = reason if generation is None else ""
         if generation is not None:
-            self._journal.protected(generation)
+            self._journal.protected(generation, nbytes, moving_s)
         elif _without_figures(reason) != _without_figures(before):
             self._log(f"copies on other nodes are missing: {reason}")
             self._journal.protection_lost(reason)
