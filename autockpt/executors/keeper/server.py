@@ -39,6 +39,7 @@ from autockpt.executors.protocol.admission import may_send
 from autockpt.executors.protocol.coordinator.machine import CoordinatorProtocol
 from autockpt.executors.protocol.node.machine import NodeProtocol
 from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.places import account
 from autockpt.values.errors import AutockptError, NoRoomError
 from autockpt.values.generation import Generation
 from autockpt.values.policy_keys.paths import is_store_url
@@ -260,6 +261,8 @@ class Keeper:
         if former is not None:
             self._bury(former)
             self._trainers.replaced.append(former)
+        if hello.account is not None and account.adopt(hello.account):
+            self._log("asks the object store with the credentials of this start")
         self._kept.give_back(hello.rank)
         memory = self._memory.of(hello.rank)
         # Of every trainer that is let in: by the board of the one before, a slot would count as

@@ -51,6 +51,9 @@ class Hello:
     """Address where the keeper listens for the keepers of other nodes; empty: there are none."""
     launched: bool = False
     """By `autockpt run`, which writes itself how the run ended."""
+    account: tuple[tuple[str, str], ...] | None = None
+    """Variables of the environment that name the account of an object store: the keeper asks the
+    store with them from now on.  None: the checkpoints are in no store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

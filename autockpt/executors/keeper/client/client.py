@@ -24,8 +24,10 @@ from autockpt.executors.linux.memory import Arena, swing_bytes
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.protocol.deadlines import Deadlines
 from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.places import account
 from autockpt.values.errors import AutockptError, CorruptCheckpointError, ProtocolError
 from autockpt.values.generation import Generation
+from autockpt.values.policy_keys.paths import is_store_url
 from autockpt.values.redundancy import Redundancy
 
 CONNECT_ATTEMPTS = 5
@@ -201,6 +203,7 @@ class KeeperClient:
             slot_image_bytes=self.image_bytes,
             control_host=self._control_host,
             launched=self._launched,
+            account=account.variables() if is_store_url(self._checkpoints) else None,
         )
         assert self.board.fd is not None
         return hello, (self.board.fd, *held)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from autockpt.executors.storage.places import account
 from autockpt.executors.storage.places.place import MAX_RECORD_BYTES
 from autockpt.executors.storage.shard_file import run_parallel
 from autockpt.executors.throttle.rate_limit import Throttle
@@ -38,7 +39,10 @@ _LENDERS = ("169.254.169.254", "169.254.170.2")
 """Addresses at which a cloud lends credentials to its machines: asked where there are no others."""
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _WRONG = "the store does not know these credentials; check AWS_ACCESS_KEY_ID and its secret"
-_EXPIRED = "the credentials have expired; renew them, and start again with the new ones"
+_EXPIRED = (
+    "the credentials have expired; renew them in the credentials file, which is read again, or "
+    "start again with new ones in the environment"
+)
 _THROTTLED = (
     f"the store asks for fewer requests, also after {RETRIES} repetitions; set remote.rate, or try "
     "again later"
@@ -68,9 +72,20 @@ class Objects:
         Raises ConfigError for a URL that names no store, or that holds a key.
         """
         self.url = url.rstrip("/")
-        self.store: Any = _open(url) if store is None else store
+        self._account = account.version()
+        self._store: Any = _open(url) if store is None else store
         self._folder = _folder(url) if store is None else None
-        """Does nothing: an object that a store took is durable."""
+        self._has_account = store is None and self._folder is None
+
+    @property
+    def store(self) -> Any:
+        """The library's store, which is opened again for renewed credentials.
+
+        Raises ConfigError for an environment that names no store any more.
+        """
+        if self._has_account and (now := account.version()) != self._account:
+            self._store, self._account = _open(self.url), now
+        return self._store
 
     def create(self, name: str, body: bytes) -> bool:
         """Puts a small object if none is there; False when there is one."""
@@ -322,8 +337,11 @@ def _open(url: str) -> "ObjectStore":
     if scheme != "file":
         # No client_options: they would take the place of those in the environment.
         options = {"retry_config": {"max_retries": RETRIES}}
+    if scheme in ("s3", "s3a") and (keys := account.keys_in(account.credentials_file())):
+        options["config"] = dict(keys)
     try:
-        return from_url(url, **options)
+        with account.unchanged():
+            return from_url(url, **options)
     except (BaseError, ValueError, OSError) as error:
         raise ConfigError(f"{url}: cannot be opened as an object store: {_cause(error)}") from error
 
@@ -341,7 +359,8 @@ def _cause(error: BaseException) -> str:
     if any(address in str(error) for address in _LENDERS):
         return (
             "no credentials: none stand in the environment (AWS_ACCESS_KEY_ID, "
-            "AWS_SECRET_ACCESS_KEY), and this machine lends none"
+            "AWS_SECRET_ACCESS_KEY) or in a credentials file (AWS_SHARED_CREDENTIALS_FILE), and "
+            "this machine lends none"
         )
     text = str(error).partition("\n")[0] or type(error).__name__
     return f"{_SILENT} ({text})" if "error sending request" in text else text

@@ -17,10 +17,6 @@ from autockpt.executors.storage.places.place import MAX_RECORD_BYTES, always
 from autockpt.values.errors import GuardError, StorageError
 from autockpt.values.policy_keys.paths import is_store_url
 
-_ACCOUNTS = ("AWS_", "GOOGLE_", "AZURE_")
-"""Variables of the environment that say where and as whom the store is asked."""
-
-
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 30.0, 30.0, 30.0)
 """Between attempts to read what a start needs; each attempt also repeats its requests."""
 PATIENCE_S = 180.0
@@ -143,13 +139,12 @@ def locate(url: str) -> tuple[Objects, str]:
     scheme, _, rest = url.partition("://")
     bucket, _, name = rest.lstrip("/").partition("/")
     root = f"file:///{bucket}" if scheme == "file" else f"{scheme}://{bucket}"
-    account = tuple(sorted(item for item in os.environ.items() if item[0].startswith(_ACCOUNTS)))
-    return _bucket(root, os.getpid(), account), name.strip("/")
+    return _bucket(root, os.getpid()), name.strip("/")
 
 
 @lru_cache(maxsize=8)
-def _bucket(root: str, pid: int, account: tuple[tuple[str, str], ...]) -> Objects:
-    """One per process and account: connections do not outlive a fork."""
+def _bucket(root: str, pid: int) -> Objects:
+    """One per process: connections do not outlive a fork."""
     return Objects(root)
 
 
