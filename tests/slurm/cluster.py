@@ -164,11 +164,20 @@ class Cluster:
         self.run("scontrol", "update", f"nodename={name}", "state=down", "reason=lost")
 
     def start_now(self, number: str) -> None:
-        """A job that is queued again and would wait for a time."""
+        """A job that is queued again and would wait for a time.
+
+        A node refuses a job that it ended in the same second ("Job credential revoked"), and Slurm
+        then ends the job for good.
+        """
+        seen_s = float("inf")
 
         def started() -> bool:
+            nonlocal seen_s
             state = self.run("squeue", "-h", "-t", "all", "-j", number, "-o", "%T").strip()
             if state == "PENDING":
+                seen_s = min(seen_s, time.monotonic())
+                if time.monotonic() < seen_s + 2.0:
+                    return False
                 self.run("scontrol", "update", f"jobid={number}", "starttime=now", check=False)
             return state == "RUNNING"
 
