@@ -128,6 +128,12 @@ class RunDirectory:
             raise ConfigError(
                 f"{path}: no such run directory; `autockpt ls {RUNS}` lists the runs here"
             )
+        if not run.exists and (run.path / "checkpoints").is_dir():
+            raise ConfigError(
+                f"{path}: holds checkpoints alone, as `autockpt pull` makes them, and no run to "
+                f"tell of; `autockpt ls {path}` lists them, and `autockpt run --run-dir {path} "
+                "SCRIPT` goes on"
+            )
         if not run.exists:
             raise ConfigError(
                 f"{path}: not a run directory (it holds neither run.json, profile.json nor "

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from autockpt import new_files
 from autockpt.executors.keeper.wire import (
+    WIRE_VERSION,
     Connection,
     Status,
     StatusWanted,
@@ -68,15 +69,17 @@ def connect(run_directory: str, node: int, *, timeout_s: float = 5.0) -> Connect
 def ensure_keeper(run_directory: str, node: int, *, checkpoints: str) -> None:
     """Starts the keeper of this node unless one answers.  Raises AutockptError with its log.
 
-    Raises DirectoryBusyError where one keeps checkpoints elsewhere, and does not leave.
+    Raises DirectoryBusyError where one keeps checkpoints elsewhere, or is of another version of
+    autockpt, and does not leave.
     """
     if is_store_url(checkpoints):
         _require_place(run_directory, node, checkpoints)
-    if _answers(run_directory, node):
+    if _answers(run_directory, node) and _other_version(run_directory, node) is None:
         return
     folder = keeper_directory(run_directory, node)
     with open(os.path.join(folder, "start.lock"), "w", opener=new_files.private) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        _require_version(run_directory, node)
         if _answers(run_directory, node):
             return
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -104,6 +107,30 @@ def _require_place(run_directory: str, node: int, checkpoints: str) -> None:
             f"{status.checkpoints}, expected {checkpoints}; wait for its training to end, or use "
             "another --run-dir"
         )
+
+
+def _require_version(run_directory: str, node: int) -> None:
+    """A keeper of another version leaves first: autockpt was installed anew while it lived.
+
+    Raises DirectoryBusyError when it does not.
+    """
+    other = _other_version(run_directory, node)
+    if other is None:
+        return
+    if other.trainers or not release_keeper(run_directory, node):
+        serves = ", ".join(map(str, other.trainers))
+        raise DirectoryBusyError(
+            f"{run_directory}: the keeper of node {node} (pid {other.pid}) is of another version "
+            f"of autockpt (messages of version {other.wire_version}, expected {WIRE_VERSION}) and "
+            + (f"serves ranks {serves}" if serves else "does not leave")
+            + "; wait for its training to end, or use another --run-dir"
+        )
+
+
+def _other_version(run_directory: str, node: int) -> Status | None:
+    """The status of a keeper that does not speak as we do; None: there is none."""
+    status = keeper_status(run_directory, node)
+    return None if status is None or status.wire_version == WIRE_VERSION else status
 
 
 def release_keeper(run_directory: str, node: int, *, wait_s: float = 60.0) -> bool:

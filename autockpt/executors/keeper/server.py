@@ -311,7 +311,10 @@ class Keeper:
     ) -> str | None:
         """Why a trainer is not let in; None: it is."""
         if hello.wire_version != wire.WIRE_VERSION:
-            return f"keeper speaks version {wire.WIRE_VERSION}, trainer {hello.wire_version}"
+            return (
+                f"the keeper (pid {os.getpid()}) is of another version of autockpt: its messages "
+                f"are of version {wire.WIRE_VERSION}, the trainer's of {hello.wire_version}"
+            )
         if self._trainers.of(connection) is not None:
             return "its connection is a trainer's already"
         if former is not None and not may_replace(hello.attach, former.attach):
@@ -728,6 +731,7 @@ class Keeper:
             claimed_by=self._claimed_by,
             sealing=self._boundary.is_active,
             checkpoints=self._directory.path,
+            wire_version=wire.WIRE_VERSION,
         )
         with contextlib.suppress(OSError):
             connection.send(status)

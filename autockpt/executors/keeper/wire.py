@@ -420,6 +420,8 @@ class Status:
     """A rank died, and the others are to live until their last boundary is sealed."""
     checkpoints: str = ""
     """Where this keeper's checkpoints go."""
+    wire_version: int = 0
+    """Of its messages; 0: of a keeper that did not say it yet."""
 
 
 _OWN = (

@@ -414,9 +414,10 @@ class KeeperClient:
             return
         self.listener.on_keeper_lost(f"no keeper takes us ({reason}); training goes on unprotected")
         self.restore_orders.put(
-            p.AttachRefused(
+            p.RestoreRefused(
                 rank=self.rank,
                 incarnation=self._attach.incarnation,
+                retryable=True,
                 reason=f"the keeper of node {self._node} closes every connection ({reason}); see "
                 f"logs/keeper-{self._node:03d}.log in {self._run_directory}",
             )

@@ -240,3 +240,6 @@ def test_other_directories_are_not_runs(tmp_path: Path) -> None:
         RunDirectory.open(tmp_path)
     with pytest.raises(ConfigError, match="no such run directory"):
         RunDirectory.open(tmp_path / "x")
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(ConfigError, match="holds checkpoints alone, as `autockpt pull` makes them"):
+        RunDirectory.open(tmp_path)

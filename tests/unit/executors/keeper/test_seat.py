@@ -16,7 +16,7 @@ from autockpt.executors.keeper import launch, wire
 from autockpt.executors.keeper.__main__ import Seat
 from autockpt.executors.keeper.launch import connect
 from autockpt.executors.keeper.server import Keeper
-from autockpt.executors.keeper.wire import Status
+from autockpt.executors.keeper.wire import WIRE_VERSION, Status
 from autockpt.values.errors import AutockptError, DirectoryBusyError
 
 
@@ -152,7 +152,7 @@ def test_a_keeper_of_another_place_in_a_store_is_not_taken(monkeypatch: pytest.M
     released: list[int] = []
     status = Status(
         pid=1, term=1, trainers=(), memory_committed="", durable="", draining=False,
-        slots_bytes=0, checkpoints="s3://bucket/old",
+        slots_bytes=0, checkpoints="s3://bucket/old", wire_version=WIRE_VERSION,
     )  # fmt: skip
     monkeypatch.setattr(launch, "_answers", lambda *_: True)
     monkeypatch.setattr(launch, "keeper_status", lambda *_: status)
@@ -164,6 +164,30 @@ def test_a_keeper_of_another_place_in_a_store_is_not_taken(monkeypatch: pytest.M
     status = replace(status, trainers=(0,))
     with pytest.raises(DirectoryBusyError, match=r"s3://bucket/old, expected s3://bucket/new"):
         launch.ensure_keeper("run", 0, checkpoints="s3://bucket/new")
+
+
+def test_a_keeper_of_another_version_gives_its_place_to_one_of_ours(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """autockpt was installed anew while it lived: the next start goes on with a new keeper.
+
+    While its training lives, the start is refused with the reason, and nothing is ended.
+    """
+    checkpoints = str(run / "checkpoints")
+    launch.ensure_keeper(str(run), 0, checkpoints=checkpoints)
+    first = launch.keeper_status(str(run), 0)
+    assert first is not None
+    monkeypatch.setattr(launch, "WIRE_VERSION", WIRE_VERSION + 1)
+    with monkeypatch.context() as living:
+        status = replace(first, trainers=(0,))
+        living.setattr(launch, "keeper_status", lambda *_: status)
+        with pytest.raises(DirectoryBusyError, match=r"another version of autockpt .* ranks 0;"):
+            launch.ensure_keeper(str(run), 0, checkpoints=checkpoints)
+    launch.ensure_keeper(str(run), 0, checkpoints=checkpoints)
+    second = launch.keeper_status(str(run), 0)
+    assert second is not None
+    assert second.pid != first.pid
+    assert launch.release_keeper(str(run), 0)
 
 
 def test_a_run_in_a_store_may_lose_its_run_directory(tmp_path: Path) -> None:

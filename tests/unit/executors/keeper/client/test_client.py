@@ -4,6 +4,8 @@ import os
 import socket
 from pathlib import Path
 
+import pytest
+
 from autockpt.executors.keeper import wire
 from autockpt.executors.keeper.client.client import GATHER_S, KeeperClient
 from autockpt.executors.keeper.client.saves import UNANSWERED
@@ -196,6 +198,21 @@ def test_a_keeper_that_answers_nothing_is_silent_until_it_answers(tmp_path: Path
     one._closing = True  # no other keeper is started
     one._lost(one._connection, "it died")
     assert not one.saves.is_silent
+    there.close()
+
+
+def test_a_keeper_that_closes_every_connection_is_no_other_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another start may have a keeper that takes it: the launcher is not told to give up."""
+    one = link(tmp_path)
+    monkeypatch.setattr(one, "_reconnect", lambda reason: False)
+    here, there = socket.socketpair()
+    one._lost(wire.Connection(here), "peer closed the connection")
+    refused = one.restore_orders.get_nowait()
+    assert isinstance(refused, p.RestoreRefused)
+    assert refused.retryable
+    assert "closes every connection (peer closed the connection)" in refused.reason
     there.close()
 
 
