@@ -1,7 +1,9 @@
 """Find the checkpoint directory and the generation that a path means."""
 
+import contextlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +70,7 @@ def find_place(path: str, *, in_store: bool = False) -> Place:
         return Place(directory=str(folder / "checkpoints"))
     if kind := foreign_kind(path):
         raise _foreign(path, kind)
-    raise ConfigError(f"{path}: neither a run nor a checkpoint directory")
+    raise ConfigError(f"{path}: neither a run nor a checkpoint directory{foreign_within(path)}")
 
 
 def _place_in_store(url: str) -> Place:
@@ -93,16 +95,39 @@ def _place_in_store(url: str) -> Place:
 _BRIDGES = (
     "`autockpt convert PATH RUN --to autockpt` makes a run of it, and `autockpt diff` compares it"
 )
-_OF_DEEPSPEED = (
+_OF_ZERO_WEIGHTS = (
+    "`autockpt convert PATH RUN --to autockpt` makes a run of its weights; autockpt does not read "
+    "ZeRO's partitions of the optimizer"
+)
+_OF_PARTITIONS = (
     "autockpt does not read its partitions: DeepSpeed's zero_to_fp32.py, which is beside them, "
     "makes weights that `autockpt convert` takes"
 )
+_OF_PEFT = (
+    "autockpt imports whole models, and this has the weights of PEFT's adapter alone: let Trainer "
+    "resume from it, or read it with PEFT"
+)
+_OF_PARTS = (
+    "autockpt finds no weights of a whole model in it (model.safetensors, pytorch_model.bin), and "
+    "does not read the parts of FSDP or DeepSpeed in such a directory"
+)
+_PEFT = " of a PEFT adapter"
+DEEPSPEED_WEIGHTS = "mp_rank_00_model_states.pt"
+"""A file with all weights, where neither ZeRO-3 nor tensor or pipeline parallelism divides them."""
 
 
 def _foreign(path: str, kind: str) -> ConfigError:
     """Names it, and says what can be done with it."""
-    ways = _OF_DEEPSPEED if "DeepSpeed" in kind else _BRIDGES
-    return ConfigError(f"{path}: is {kind}, no run of autockpt; {ways}")
+    return ConfigError(f"{path}: is {kind}, no run of autockpt; {_ways(path, kind)}")
+
+
+def _ways(path: str, kind: str) -> str:
+    if "DeepSpeed" in kind:
+        return _OF_ZERO_WEIGHTS if deepspeed_weights(path) else _OF_PARTITIONS
+    if _PEFT in kind:
+        return _OF_PEFT
+    of_trainer = "Hugging Face" in kind or "Accelerate" in kind
+    return _OF_PARTS if of_trainer and not WEIGHTS.keys() & set(os.listdir(path)) else _BRIDGES
 
 
 def foreign_kind(path: str) -> str:
@@ -113,19 +138,54 @@ def foreign_kind(path: str) -> str:
         kinds |= dict.fromkeys((".pt", ".pth", ".bin"), "a file of torch.save")
         return kinds.get(folder.suffix, "a file")
     names = set(os.listdir(folder))
+    peft = _PEFT if "adapter_model.safetensors" in names and not names & WEIGHTS.keys() else ""
     if "trainer_state.json" in names:
-        return f"a checkpoint of Hugging Face Trainer{_trainer_step(folder)}"
+        return f"a checkpoint of Hugging Face Trainer{peft}{_trainer_step(folder)}"
     if "random_states_0.pkl" in names or "optimizer.bin" in names:
-        return "a checkpoint of Accelerate"
+        return f"a checkpoint of Accelerate{peft}"
     if any(name.endswith("_model_states.pt") for name in names):
         return "a checkpoint of DeepSpeed"
     if "latest" in names and any(name.startswith("global_step") for name in names):
         return "a directory of DeepSpeed's checkpoints"
     if ".metadata" in names:
         return "a directory of torch.distributed.checkpoint"
-    if names & {"model.safetensors", "model.safetensors.index.json"}:
-        return "a directory of safetensors"
-    return ""
+    if names & WEIGHTS.keys():
+        return f"a directory of {'/'.join(sorted({WEIGHTS[n] for n in names & WEIGHTS.keys()}))}"
+    return f"a directory{peft}" if peft else ""
+
+
+WEIGHTS = {
+    "model.safetensors.index.json": "safetensors", "model.safetensors": "safetensors",
+    "pytorch_model.bin.index.json": "pytorch_model.bin", "pytorch_model.bin": "pytorch_model.bin",
+}  # fmt: skip
+"""By name of a file with the weights of a model, or of their index: its format."""
+
+
+def deepspeed_weights(path: str) -> str:
+    """The directory with the one file that holds all weights of a checkpoint of DeepSpeed.
+
+    "": they are divided.  `path`: its directory, or that of several, which names the newest.
+    """
+    folder = Path(path)
+    if (folder / "latest").is_file():
+        with contextlib.suppress(OSError, ValueError):
+            folder /= Path((folder / "latest").read_text("utf-8").strip()[:255]).name
+    try:
+        names = [name for name in os.listdir(folder) if name.endswith("model_states.pt")]
+    except OSError:
+        return ""
+    return str(folder) if names == [DEEPSPEED_WEIGHTS] else ""
+
+
+def foreign_within(path: str) -> str:
+    """Names a checkpoint of another system in a directory, the newest by its number; "": none."""
+    found = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(path):
+            if entry.is_dir() and (kind := foreign_kind(entry.path)):
+                number = re.findall(r"\d+", entry.name)
+                found.append((int(number[-1]) if number else -1, entry.path, kind))
+    return "; in it {1} is {2}".format(*max(found)) if found else ""
 
 
 def _trainer_step(folder: Path) -> str:

@@ -7,6 +7,7 @@ and torch.load: the test of the walls makes an exception for it.
 
 import io
 import os
+import re
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,13 @@ def _load(file: Any, where: str) -> Any:
     except (OSError, MemoryError, Warning):  # a Warning: under -W error
         raise
     except Exception as error:  # whatever a hostile file makes of torch's reader
-        reason = str(error).strip().partition("\n")[0]
+        reason = str(error).strip()
+        if classes := re.findall(r"GLOBAL ([\w.]+) was not an allowed global", reason):
+            raise CorruptCheckpointError(
+                f"{where}: holds an object of {classes[0]:.100}, and autockpt reads no class from "
+                "a file, because that runs code"
+            ) from None
+        first = reason.partition("\n")[0]
         raise CorruptCheckpointError(
-            f"{where}: torch.load(weights_only=True) refuses it: {reason:.300}"
+            f"{where}: torch.load(weights_only=True) refuses it: {first:.300}"
         ) from None

@@ -2,16 +2,19 @@
 
     Lightning     state_dict, optimizer_states, lr_schedulers, global_step
     TorchTitan    lr_scheduler, train_state with the step
+    DeepSpeed     module, global_steps, optimizer where ZeRO is off, lr_scheduler
     Trainer of Hugging Face, Accelerate    files of a directory
 
 Parts that have no place here are left out, and named.
 """
 
 import json
+import math
 import os
 from collections.abc import Callable
 from typing import Any
 
+from autockpt.integrations.places import DEEPSPEED_WEIGHTS
 from autockpt.integrations.tree.lazy_tree import LazyTensor, Tree
 from autockpt.values.errors import CorruptCheckpointError
 
@@ -36,11 +39,32 @@ def common_form(tree: Tree) -> tuple[Tree, list[str]]:
     """(the tree under our names, what of it is left out)."""
     if "pytorch-lightning_version" in tree and isinstance(tree.get("state_dict"), dict):
         return _of_lightning(tree)
+    if "ds_version" in tree and isinstance(tree.get("module"), dict):
+        return _of_deepspeed(tree)
     train_state = tree.get("train_state")
-    if isinstance(train_state, dict) and _count(train_state.get("step")) is not None:
+    if isinstance(train_state, dict) and (step := _count(train_state.get("step"))) is not None:
         named = {("scheduler" if k == "lr_scheduler" else k): v for k, v in tree.items()}
-        return {**named, "step": _count(train_state["step"])}, []
-    return tree, []
+        return {**named, "step": step}, []
+    if "step" not in tree:
+        return tree, []
+    rest = {key: value for key, value in tree.items() if key != "step"}
+    step = _count(tree["step"])
+    if step is None:
+        return rest, ["step (no number of at least 0: the run begins at step 0)"]
+    return {**rest, "step": step}, []
+
+
+def _of_deepspeed(tree: Tree) -> tuple[Tree, list[str]]:
+    """Of `mp_rank_00_model_states.pt`."""
+    read = {"module": "model", "optimizer": "optimizer", "lr_scheduler": "scheduler"}
+    taken = {name: tree[key] for key, name in read.items() if isinstance(tree.get(key), dict)}
+    rest = [
+        key
+        for key, value in tree.items()
+        if key not in (*read, "global_steps", "ds_version") and value not in (None, [], {}, set())
+    ]
+    left_out = [f"{', '.join(rest)} (of DeepSpeed's engine)"] if rest else []
+    return {**taken, "step": _count(tree.get("global_steps")) or 0}, left_out
 
 
 def _of_lightning(tree: Tree) -> tuple[Tree, list[str]]:
@@ -58,6 +82,14 @@ def _of_lightning(tree: Tree) -> tuple[Tree, list[str]]:
 def _several(name: str, values: list[Any]) -> Tree:
     """As the adapter for Lightning attaches them."""
     return {f"{name}{number or ''}": value for number, value in enumerate(values)}
+
+
+def read_deepspeed(folder: str, read: Read) -> tuple[Tree, list[str]]:
+    """(the file with all weights, the parts beside it in words).  Raises CorruptCheckpointError."""
+    parts = sorted(name for name in os.listdir(folder) if name.endswith("_optim_states.pt"))
+    said = [f"{name} (a part of ZeRO's optimizer, with its fp32 weights)" for name in parts[:1]]
+    said += [f"{len(parts) - 1} more of these"] if parts[1:] else []
+    return read(os.path.join(folder, DEEPSPEED_WEIGHTS)), said
 
 
 def read_beside(folder: str, read: Read) -> tuple[Tree, list[str]]:
@@ -111,4 +143,11 @@ def _optimizer_step(optimizer: Any) -> int | None:
 
 
 def _count(value: Any) -> int | None:
+    """A number of at least 0, which may be a tensor of one integer."""
+    if (
+        isinstance(value, LazyTensor)
+        and math.prod(value.shape) == 1
+        and not (value.dtype.is_floating_point or value.dtype.is_complex)
+    ):
+        value = int(value.read().item())
     return value if type(value) is int and value >= 0 else None

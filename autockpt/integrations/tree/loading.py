@@ -8,19 +8,22 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from autockpt.executors.state import state_tree
-from autockpt.integrations.convert.export import INDEX, STATE
+from autockpt.integrations.convert.export import STATE
 from autockpt.integrations.dcp import directory
 from autockpt.integrations.files import safetensors_file, torch_file
 from autockpt.integrations.places import (
+    WEIGHTS,
+    deepspeed_weights,
     find_place,
     foreign_kind,
+    foreign_within,
     generation_folder,
     is_ours,
     names_one,
     read_beside_run,
 )
 from autockpt.integrations.tree.checkpoint_tree import GenerationTree, arrays_of
-from autockpt.integrations.tree.foreign_forms import read_beside
+from autockpt.integrations.tree.foreign_forms import read_beside, read_deepspeed
 from autockpt.integrations.tree.lazy_tree import LazyTensor, Tree
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 from autockpt.values.record import parse_json
@@ -103,19 +106,32 @@ def read_from(
 def _directory(path: str, *, whole: bool) -> Source:
     if os.path.exists(os.path.join(path, directory.METADATA)):
         return Source(directory.read_directory(path))
-    index, single = os.path.join(path, INDEX), os.path.join(path, "model.safetensors")
-    weights = _indexed(index) if os.path.exists(index) else None
-    if weights is None and os.path.exists(single):
-        weights = _named(single)
+    weights = _weights(path)
     if weights is not None:
         beside, left_out = read_beside(path, torch_file.read_file) if whole else ({}, [])
         return Source({"model": weights, **beside, **_state(path)}, left_out=tuple(left_out))
-    if "DeepSpeed" in foreign_kind(path):
+    kind = foreign_kind(path)
+    if "DeepSpeed" in kind and (folder := deepspeed_weights(path)):
+        tree, left_out = read_deepspeed(folder, torch_file.read_file)
+        if not whole:
+            return Source({"model": tree.get("module")})
+        return Source(tree, left_out=tuple(left_out))
+    if kind:
         find_place(path)  # says what it is, and that it is not read
     raise ConfigError(
         f"{path}: neither a run or checkpoint of autockpt, nor a directory of safetensors "
         "(model.safetensors, or its index) or of torch.distributed.checkpoint (.metadata)"
+        f"{foreign_within(path)}"
     )
+
+
+def _weights(folder: str) -> dict[str, LazyTensor] | None:
+    """Of the first file in WEIGHTS that is there: an index goes before a single file."""
+    for name in WEIGHTS:
+        path = os.path.join(folder, name)
+        if os.path.exists(path):
+            return _indexed(path) if name.endswith(".json") else _named(path)
+    return None
 
 
 def _file(path: str) -> Tree:
@@ -128,6 +144,9 @@ def _file(path: str) -> Tree:
 
 def _named(path: str) -> dict[str, LazyTensor]:
     """The tensors of one file under all of their names."""
+    if path.endswith(".bin"):
+        tree = torch_file.read_file(path)
+        return {n: t for n, t in tree.get("model", tree).items() if isinstance(t, LazyTensor)}
     tensors, metadata = safetensors_file.read_file(path)
     ties = safetensors_file.tied_names(tensors, metadata)
     return tensors | {name: tensors[kept] for name, kept in ties.items()}

@@ -66,19 +66,23 @@ def named(optimizer: Tree, names: Collection[str]) -> Tree | None:
 def by_number(optimizer: Tree) -> Tree | None:
     """A numbered one with `#0`, `#1`, ... as names; None for any other form.
 
-    At a restore the order of the attached optimizer's groups gives the names.
+    At a restore the order of the attached optimizer's groups gives the names.  DCP makes texts of
+    the numbers of the state.
     """
     if is_flat(optimizer):
         return None
     places = [place for group in optimizer["param_groups"] for place in group["params"]]
     if not all(type(place) is int for place in places) or len(set(places)) != len(places):
         return None
-    called = {place: f"{NUMBER}{number}" for number, place in enumerate(places)}
+    called: dict[Any, str] = {place: f"{NUMBER}{number}" for number, place in enumerate(places)}
     groups = [
         {**_settings(group), "params": [called[place] for place in group["params"]]}
         for group in optimizer["param_groups"]
     ]
-    state = {called[p]: values for p, values in optimizer["state"].items() if p in called}
+    called |= {str(place): name for place, name in called.items()}
+    if not called.keys() >= optimizer["state"].keys():
+        return None
+    state = {called[place]: values for place, values in optimizer["state"].items()}
     return {"state": state, "param_groups": groups}
 
 

@@ -61,7 +61,7 @@ def test_a_checkpoint_of_others_is_named(tmp_path: Path, files: list[str], said:
         find_place(str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["mp_rank_00_model_states.pt", "global_step300"])
+@pytest.mark.parametrize("name", ["zero_pp_rank_0_mp_rank_00_model_states.pt", "global_step300"])
 def test_partitions_of_deepspeed_are_not_promised(tmp_path: Path, name: str) -> None:
     """`convert`, `load` and `ls` say what does read them."""
     for one in (name, "latest"):
@@ -69,6 +69,30 @@ def test_partitions_of_deepspeed_are_not_promised(tmp_path: Path, name: str) -> 
     for look in (find_place, autockpt.load):
         with pytest.raises(ConfigError, match=r"DeepSpeed.*, no run of autockpt; .*zero_to_fp32"):
             look(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (["trainer_state.json", "adapter_model.safetensors"], "PEFT adapter.*Trainer resume from"),
+        (["trainer_state.json", "global_step300"], "Trainer at step 300.*no weights of a whole"),
+        (["random_states_0.pkl", "pytorch_model_fsdp_0"], "Accelerate.*no weights of a whole"),
+    ],
+)
+def test_a_directory_that_is_not_imported_does_not_promise_it(
+    tmp_path: Path, files: list[str], said: str
+) -> None:
+    """`ls` and `convert` say the same, and of its parent which checkpoint is in it."""
+    folder = tmp_path / "checkpoint-300"
+    folder.mkdir()
+    for name in files:
+        (folder / name).write_text('{"global_step": 300}')
+    for look in (find_place, autockpt.load):
+        with pytest.raises(ConfigError, match=said) as raised:
+            look(str(folder))
+        assert "autockpt convert" not in str(raised.value)
+    with pytest.raises(ConfigError, match=r"; in it .*checkpoint-300 is a checkpoint of"):
+        find_place(str(tmp_path))
 
 
 def test_a_file_is_no_missing_directory(tmp_path: Path) -> None:

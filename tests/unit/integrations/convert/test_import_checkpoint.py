@@ -1,5 +1,6 @@
 """Other people's checkpoints become a generation that a job goes on from."""
 
+import json
 import os
 import subprocess
 import sys
@@ -325,12 +326,13 @@ def test_a_checkpoint_of_lightning_is_taken_whole(tmp_path: Path) -> None:
     assert_same_job(fresh, job)
 
 
-def test_the_step_of_torchtitan_is_in_its_train_state(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [300, torch.tensor(300, dtype=torch.int32)])
+def test_the_step_of_torchtitan_is_in_its_train_state(tmp_path: Path, step: Any) -> None:
     """Its scheduler is attached as `scheduler`."""
     model, _, scheduler = trained_job()
     state = {
         **model.state_dict(), "lr_scheduler": scheduler.state_dict(),
-        "train_state": {"step": 300, "ntokens_seen": 9},
+        "train_state": {"step": step, "ntokens_seen": 9},
     }  # fmt: skip
     save(state, checkpoint_id=str(tmp_path / "theirs"), no_dist=True)
     folder, done = imported(tmp_path / "theirs", tmp_path / "run")
@@ -364,3 +366,78 @@ def test_numbers_of_another_order_are_refused(tmp_path: Path, groups: Any, said:
     other = torch.optim.AdamW(groups(net), lr=1e-3)
     with pytest.raises(ConfigError, match=said):
         restored(folder, state_of((net, other, scheduler)))
+
+
+def test_a_numbered_optimizer_of_dcp_is_taken(tmp_path: Path) -> None:
+    """DCP makes texts of the numbers; moments that were lost in silence would begin anew."""
+    job, fresh = trained_job(), new_job(1)
+    state = {
+        "model": job[0].state_dict(), "optimizer": job[1].state_dict(),
+        "scheduler": job[2].state_dict(), "step": torch.tensor(3),
+    }  # fmt: skip
+    save(state, checkpoint_id=str(tmp_path / "theirs"), no_dist=True)
+    folder, done = imported(tmp_path / "theirs", tmp_path / "run")
+    assert done.step == 3
+    restored(folder, state_of(fresh))
+    assert_same_job(fresh, job)
+
+
+def test_a_step_that_is_no_number_is_said(tmp_path: Path) -> None:
+    """The run begins at 0; the optimizer's strange entries are not dropped in silence either."""
+    model, optimizer, _ = trained_job()
+    strange = optimizer.state_dict()
+    strange["state"]["another"] = {"step": 1}
+    state = {"model": dict(model.state_dict()), "step": "third", "optimizer": strange}
+    torch.save(state, tmp_path / "theirs.pt")
+    _, done = imported(tmp_path / "theirs.pt", tmp_path / "run")
+    assert done.step == 0
+    assert {what.split()[0] for what in done.left_out} == {"step", "optimizer"}
+
+
+@pytest.mark.parametrize("files", ["one", "several"])
+def test_weights_of_older_trainers_are_taken(tmp_path: Path, files: str) -> None:
+    """`pytorch_model.bin`, or its parts behind an index; ties come back."""
+    job, fresh = trained_job(), new_job(1)
+    source = in_a_directory(tmp_path / "theirs", job, kind="huggingface")
+    (source / "model.safetensors").unlink()
+    weights = job[0].state_dict()
+    if files == "one":
+        torch.save(weights, source / "pytorch_model.bin")
+    else:
+        tied = {name: "b.bin" if "head" in name or "embed" in name else "a.bin" for name in weights}
+        for file in ("a.bin", "b.bin"):
+            torch.save({n: t for n, t in weights.items() if tied[n] == file}, source / file)
+        index = {"weight_map": tied}
+        (source / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    with opened(str(source), whole=True) as found:
+        import_tree(found.tree, str(tmp_path / "run"), left_out=found.left_out)
+    restored(generation_folder(str(tmp_path / "run")), state_of(fresh))
+    assert_same_job(fresh, job)
+
+
+@pytest.mark.parametrize("zero", [False, True])
+def test_a_checkpoint_of_deepspeed_with_whole_weights_is_taken(tmp_path: Path, zero: bool) -> None:
+    """Without ZeRO all of it; else the weights, and the parts of the optimizer are named."""
+    job, fresh = trained_job(), new_job(1)
+    folder = tmp_path / "theirs" / "global_step3"
+    folder.mkdir(parents=True)
+    (tmp_path / "theirs" / "latest").write_text("global_step3")
+    state = {
+        "module": job[0].state_dict(), "lr_scheduler": job[2].state_dict(), "global_steps": 3,
+        "optimizer": None if zero else job[1].state_dict(), "ds_version": "0.19.8",
+        "ds_config": {"train_batch_size": 4}, "data_sampler": None,
+    }  # fmt: skip
+    torch.save(state, folder / "mp_rank_00_model_states.pt")
+    for rank in range(2 * zero):
+        (folder / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt").write_bytes(b"")
+    with opened(str(folder.parent), whole=True) as found:
+        done = import_tree(found.tree, str(tmp_path / "run"), left_out=found.left_out)
+    assert done.step == 3
+    assert done.left_out[0] == "ds_config (of DeepSpeed's engine)"
+    assert len(done.left_out) == 1 + 2 * zero
+    if zero:
+        assert "zero_pp_rank_0_mp_rank_00_optim_states.pt" in done.left_out[1]
+        assert autockpt.load(str(folder))["model"].keys() == job[0].state_dict().keys()
+        return
+    restored(generation_folder(str(tmp_path / "run")), state_of(fresh))
+    assert_same_job(fresh, job)

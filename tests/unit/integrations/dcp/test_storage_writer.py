@@ -85,7 +85,7 @@ def test_a_checkpoint_id_is_a_directory_of_its_own(tmp_path: Path) -> None:
 def test_a_value_that_only_pickle_can_store_is_refused(tmp_path: Path) -> None:
     """By name; the checkpoint before it stays the newest one, and the next save succeeds."""
     writer = written(tmp_path / "c", {"x": torch.ones(2)})
-    with pytest.raises(CheckpointException, match=r"bad: torch\.load"):
+    with pytest.raises(CheckpointException, match=r"bad: holds an object of _io\.StringIO"):
         save({"x": torch.zeros(2), "bad": io.StringIO}, storage_writer=writer, no_dist=True)
     assert torch.equal(autockpt.load(str(tmp_path / "c"))["x"], torch.ones(2))
     save({"x": torch.zeros(2)}, storage_writer=writer, no_dist=True)
