@@ -37,7 +37,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from autockpt import new_files
 from autockpt.values.errors import ConfigError, DirectoryBusyError, StorageError
-from autockpt.values.failure import FailureRecord, RollbackRecord, interruptions
+from autockpt.values.failure import (
+    FailureRecord,
+    Origins,
+    RollbackRecord,
+    interruptions,
+    origins_of,
+)
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Goal
 from autockpt.values.plan import CheckpointPlan, Decision
@@ -395,11 +401,16 @@ class RunDirectory:
 
     def failures(self) -> tuple[FailureRecord, ...]:
         """The interruptions in the failure log, oldest first."""
+        return interruptions(self._failure_records())
+
+    def failure_origins(self) -> Origins:
+        """The nodes on which they began."""
+        return origins_of(self._failure_records())
+
+    def _failure_records(self) -> Iterator[FailureRecord]:
         path = self.path / "failures.jsonl"
-        return interruptions(
-            from_data(FailureRecord, data, where=f"{path}:{number}")
-            for number, data in _json_lines(path)
-        )
+        for number, data in _json_lines(path):
+            yield from_data(FailureRecord, data, where=f"{path}:{number}")
 
     def rollbacks(self) -> tuple[RollbackRecord, ...]:
         """The rollbacks after spikes, oldest first."""

@@ -9,7 +9,7 @@ from typing import Any
 from autockpt.reports.analysis.risk import Risk
 from autockpt.reports.analysis.search import SearchHistory
 from autockpt.reports.analysis.what_if import WhatIfCurve
-from autockpt.values.failure import FailureRecord
+from autockpt.values.failure import FailureRecord, FaultyNode
 from autockpt.values.goal import Goal
 from autockpt.values.plan import Decision
 from autockpt.values.profile import FailureRates, Profile, RecoveryTimes
@@ -49,6 +49,8 @@ class RunData:
     """Telemetry of all ranks; the events of one rank stand in the order they were written."""
     failures: tuple[FailureRecord, ...] = ()
     """Interruptions of this run."""
+    faulty: FaultyNode | None = None
+    """The node that began more of them than chance explains."""
     plan_yaml: str = ""
     """The plan as written, with a comment for each automatic value."""
     policy_diff: str = ""

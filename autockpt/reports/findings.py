@@ -369,6 +369,21 @@ def no_progress(facts: Facts) -> Finding | None:
     )
 
 
+def node_that_fails(facts: Facts) -> Finding | None:
+    """One node began more interruptions than chance explains."""
+    found = facts.data.faulty
+    if found is None:
+        return None
+    return Finding(
+        id="faulty-node",
+        severity="high",
+        title=f"node {found.node} ends the job again and again",
+        evidence=found.sentence,
+        fix="look at that machine, or leave it out; with --nnodes MIN:MAX its launcher leaves by "
+        "itself, and the others go on",
+    )
+
+
 def limits(facts: Facts) -> Finding | None:
     """A limit of the user decided, not the optimum."""
     decision = facts.data.decision
@@ -562,6 +577,7 @@ CHECKS = (
     restart,
     restored_from_disk,
     no_progress,
+    node_that_fails,
     promises_broken,
     limits,
     memory_tight,

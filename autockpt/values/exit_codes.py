@@ -1,7 +1,7 @@
 """Meaning of a run's exit code, and the next step: the table of `docs/reference/exit_codes.md`.
 
 Codes of errors are `exit_code` in `values/errors.py`, those below 64 and above 127 are usual ones.
-91 to 95 are autockpt's own: no other program of a training is known to use them.
+91 to 96 are autockpt's own: no other program of a training is known to use them.
 """
 
 import signal
@@ -21,6 +21,8 @@ NO_PROGRESS = 93
 """Restarts came no further: another one would not either."""
 REPLACED = 94
 """A newer start of the run has fenced this one off."""
+LEFT_OUT = 96
+"""The launcher of a node that ended the job again and again; the others go on without it."""
 
 REFUSED_AGAIN: dict[int, str] = {
     WOULD_TRAIN_WRONGLY: "is refused again, until the script goes on where its state is",
@@ -61,6 +63,10 @@ EXIT_CODES: dict[int, tuple[str, str]] = {
     95: (
         "the launchers of a job did not meet, or meet no longer",
         "look at the output of the others; the same command resumes",
+    ),
+    LEFT_OUT: (
+        "this node began too many failures and has left the job, which goes on without it",
+        "look at the machine before it takes part again",
     ),
     130: ("interrupted (Ctrl-C)", "the same command resumes"),
     143: ("ended by SIGTERM", "the same command resumes"),

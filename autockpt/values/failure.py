@@ -75,6 +75,69 @@ def lost_nodes(records: Iterable[FailureRecord]) -> tuple[tuple[int, ...], ...]:
     )
 
 
+FIRST_S = 0.1
+"""The node that began an interruption was down longer than all others by this, in seconds.  Other
+nodes notice a death later, and all nodes resume together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origins:
+    """The nodes on which interruptions began."""
+
+    nodes: int = 0
+    """Nodes that have met any interruption, and so all that the job had."""
+    began: tuple[int | None, ...] = ()
+    """By interruption, oldest first; None: it is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultyNode:
+    """A node that began more interruptions than chance explains."""
+
+    node: int
+    """Its number in the job."""
+    began: int
+    """Interruptions that it began,"""
+    of: int
+    """of so many whose node is known,"""
+    nodes: int
+    """on so many nodes."""
+    chance: float
+    """That any of them would have begun as many by accident."""
+
+    @property
+    def sentence(self) -> str:
+        """The evidence, for a person."""
+        return (
+            f"node {self.node} began {self.began} of the newest {self.of} interruptions of "
+            f"{self.nodes} nodes (by accident {self.chance:.1g})"
+        )
+
+
+def origins_of(records: Iterable[FailureRecord]) -> Origins:
+    """Where the interruptions of a log began, to which every node's keeper writes."""
+    groups = _apart(records)
+    nodes = {record.node for group in groups for record in group}
+    return Origins(nodes=len(nodes), began=tuple(map(_began, groups)))
+
+
+def _began(group: Sequence[FailureRecord]) -> int | None:
+    """The node that lost its memory, else the one that was down longest."""
+    if any(one.kind in ("script", "storage", "silent") for one in group):
+        return None
+    died = {one.node for one in group if one.kind == "node"}
+    if died:
+        return died.pop() if len(died) == 1 else None
+    down = sorted(((_down_s(one), one.node) for one in group), reverse=True)
+    if len(down) > 1 and down[0][0] < down[1][0] + FIRST_S:
+        return None
+    return down[0][1]
+
+
+def _down_s(record: FailureRecord) -> float:
+    return (record.detect_s or 0.0) + (record.restart_s or 0.0) + (record.restore_s or 0.0)
+
+
 def _apart(records: Iterable[FailureRecord]) -> list[list[FailureRecord]]:
     each = itertools.groupby(enumerate(records), lambda one: one[1].term or -one[0])
     return [[record for _, record in group] for _, group in each]

@@ -14,7 +14,13 @@ from autockpt.launch.elastic.request import Ending
 from autockpt.launch.script import Script
 from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import AutockptError
-from autockpt.values.exit_codes import ANNOUNCED, NOTHING_DURABLE, REFUSED_AGAIN, SAVED_REQUEUE
+from autockpt.values.exit_codes import (
+    ANNOUNCED,
+    LEFT_OUT,
+    NOTHING_DURABLE,
+    REFUSED_AGAIN,
+    SAVED_REQUEUE,
+)
 from autockpt.values.record import to_data
 from autockpt.values.status import RunStatus
 
@@ -40,6 +46,9 @@ def finish(
     run: RunDirectory, ending: Ending, script: Script, console: Console, began: Before
 ) -> int:
     """Write status and report, say how it went; the exit code of the command."""
+    if ending.exit_code == LEFT_OUT:  # the job goes on, and its other launchers tell its end
+        console.warn(ending.reason)
+        return ending.exit_code
     ending = _judged(run, ending, began)
     status = _status(run, ending)
     run.write_status(status)
@@ -55,7 +64,8 @@ def finish(
 
 def note(run: RunDirectory, ending: Ending) -> None:
     """Write the status as far as it is known before the last copies are made."""
-    run.write_status(replace(_status(run, ending), report=None))
+    if ending.exit_code != LEFT_OUT:
+        run.write_status(replace(_status(run, ending), report=None))
 
 
 def _judged(run: RunDirectory, ending: Ending, began: Before) -> Ending:

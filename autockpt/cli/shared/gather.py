@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from autockpt.cli.shared.prospects import risk_of, search_of
 from autockpt.cli.shared.versions import versions
+from autockpt.policies.restart.faulty_node import faulty_node
 from autockpt.run_directory import RunDirectory, RunInfo, utc_now
 from autockpt.values.errors import AutockptError, ConfigError
 from autockpt.values.goal import Goal
@@ -32,6 +33,7 @@ def run_data(run: RunDirectory) -> "RunData":
     profile, decision, goal = run.read_profile(), run.read_decision(), run.read_goal()
     events = tuple(run.events())
     written_s = run.status_written_s()
+    origins = run.failure_origins()
     argv = (*(["-m"] if info.module else []), info.script, *info.args) if info else ()
     return RunData(
         title=run.path.name,
@@ -44,6 +46,7 @@ def run_data(run: RunDirectory) -> "RunData":
         decision=decision,
         events=events,
         failures=run.failures(),
+        faulty=faulty_node(origins.began, origins.nodes),
         goal=goal or Goal(),
         redundancy=plan_of(run, goal).redundancy,
         plan_yaml=run.plan_text(),

@@ -21,15 +21,16 @@ from autockpt.launch import environment
 from autockpt.launch.elastic.crash_loop import Attempt, CrashLoop
 from autockpt.launch.elastic.incidents import Incidents
 from autockpt.launch.elastic.news import News
-from autockpt.launch.elastic.node_numbers import Seated
+from autockpt.launch.elastic.node_numbers import Seated, hosts_rendezvous
 from autockpt.launch.elastic.request import Ending, Launch
 from autockpt.launch.elastic.signals import Announced, install, kill_groups, signals_wait
 from autockpt.launch.rank_env import allocation_left_s
 from autockpt.launch.standby.pool import StandbyPool
-from autockpt.policies.announced import LauncherTimes, grace_s, launcher_times
+from autockpt.policies.restart.announced import LauncherTimes, grace_s, launcher_times
+from autockpt.policies.restart.faulty_node import advice, faulty_node
 from autockpt.run_directory import RunDirectory
-from autockpt.values.errors import DirectoryBusyError
-from autockpt.values.exit_codes import NO_PROGRESS, REPLACED, WOULD_TRAIN_WRONGLY
+from autockpt.values.errors import AutockptError, DirectoryBusyError
+from autockpt.values.exit_codes import LEFT_OUT, NO_PROGRESS, REPLACED, WOULD_TRAIN_WRONGLY
 
 if TYPE_CHECKING:
     from autockpt.launch.sidecars.keeper import KeeperBeside
@@ -55,7 +56,12 @@ class Watch:
         self._keeper = keeper
         self._began_s = time.monotonic()
         self._reason = ""
-        self._told: int | None = None
+        self._interruptions = _interruptions(run)
+        """On record when this launcher began."""
+        self._left = False
+        """This node leaves the job."""
+        self._named: int | None = None
+        """The node that was named as the one that ends the job."""
         self._decided_s: float | None = None
         """When the restart under way was decided."""
         self.restarts = 0
@@ -128,6 +134,8 @@ class Watch:
                 refused=failure.exitcode == DirectoryBusyError.exit_code,
             )
         )
+        if self._is_left_out():
+            return False
         what = f"rank {rank} {_ended(failure.exitcode)}" + (f" at step {step}" if step else "")
         if error and failure.exitcode > 0:
             what += f" ({error.splitlines()[0][:SHOWN_CHARS]})"
@@ -137,6 +145,33 @@ class Watch:
             self._console.say(f"{what}; restarting this node's ranks (restart {self.restarts})")
             return True
         self._reason = f"{what}: {verdict or f'{self.restarts} restarts used up'}"
+        return False
+
+    def _is_left_out(self) -> bool:
+        """Whether this node leaves, because it ends the job again and again.
+
+        Where it cannot, or another one does so, a sentence says which node and what to do.
+        """
+        seated = self._seated
+        if seated is None or seated.number is None:
+            return False
+        with contextlib.suppress(OSError, AutockptError):
+            origins = self._request.run.failure_origins()
+            faulty = faulty_node(origins.began, origins.nodes)
+            if faulty is None:
+                return False
+            # Its number may have been another machine's before this launcher began.
+            mine = faulty_node(origins.began[self._interruptions :], origins.nodes)
+            least = int(self._request.nnodes.split(":")[0])
+            elastic = seated.nodes - 1 >= least
+            hosts = hosts_rendezvous(self._request.rdzv_endpoint)
+            if mine is not None and mine.node == seated.number and elastic and not hosts:
+                self._reason = f"{mine.sentence}: this is node {mine.node}, and it leaves the job"
+                self._left = seated.leaves = True
+                return True
+            if faulty.node != self._named:
+                self._named = faulty.node
+                self._console.warn(advice(faulty, here=seated.number, elastic=elastic, hosts=hosts))
         return False
 
     def interrupted(self, number: int) -> float:
@@ -177,7 +212,7 @@ class Watch:
         """The ending after the last failure."""
         rank, failure = _root_cause(failures)
         code = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
-        code = NO_PROGRESS if self._loop.stuck else code
+        code = LEFT_OUT if self._left else NO_PROGRESS if self._loop.stuck else code
         reason = self._reason or f"rank {rank} {_ended(failure.exitcode)}"
         error = _error(failure) if failure.exitcode > 0 else ""
         return Ending(
@@ -211,6 +246,13 @@ def _trained(run: RunDirectory) -> int | None:
     every = [run, *(RunDirectory(path) for path in own_runs(run.path))]
     steps = [step for step in (one.newest_step() for one in every) if step is not None]
     return sum(steps) if steps else None
+
+
+def _interruptions(run: RunDirectory) -> int:
+    """Number of them on record."""
+    with contextlib.suppress(OSError, AutockptError):
+        return len(run.failure_origins().began)
+    return 0
 
 
 def times_now(notice_s: float | None) -> LauncherTimes:

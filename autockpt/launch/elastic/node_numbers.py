@@ -7,12 +7,16 @@ rendezvous' store which numbers they had, and keep them; newcomers take what is 
 goes on with fewer nodes has gaps in its numbers; ranks are counted in their order without.
 """
 
+import contextlib
 import itertools
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+LISTENING = "0A"
+"""State of a socket in /proc/net/tcp."""
 PREFIX = "autockpt/seats"
 
 
@@ -49,6 +53,26 @@ def numbers(claims: Sequence[Claim]) -> tuple[int, ...]:
     return tuple(taken[launcher] for launcher in range(len(claims)))
 
 
+def hosts_rendezvous(endpoint: str, *, proc: str = "/proc") -> bool:
+    """Whether this process serves the store at which the nodes of the job meet."""
+    port = endpoint.rpartition(":")[2]
+    if not port.isdigit():
+        return False
+    listening = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(f"{proc}/self/net/{table}") as lines:
+            for line in list(lines)[1:]:
+                fields = line.split()
+                local, state, inode = fields[1], fields[3], fields[9]
+                if state == LISTENING and int(local.rpartition(":")[2], 16) == int(port):
+                    listening.add(f"socket:[{inode}]")
+    for name in os.listdir(f"{proc}/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"{proc}/self/fd/{name}") in listening:
+                return True
+    return False
+
+
 class Seated:
     """A rendezvous handler of torchelastic in which nodes keep their numbers."""
 
@@ -56,6 +80,19 @@ class Seated:
         """`kept`: see `Claim`, as found when this launcher began."""
         self._handler, self._local_addr = handler, local_addr
         self._claim = Claim(kept=tuple(kept))
+        self.nodes = 0
+        """That met in the newest round."""
+        self.leaves = False
+        """This node leaves, and the others go on: it must not close the rendezvous for them."""
+
+    def shutdown(self) -> bool:
+        """The handler's, which ends the job on all nodes; a node that leaves only falls silent."""
+        if not self.leaves:
+            return bool(self._handler.shutdown())
+        stop = getattr(self._handler, "_stop_heartbeats", None)
+        if stop is not None:  # without it, the others miss this node when its process has ended
+            stop()
+        return False
 
     @property
     def number(self) -> int | None:
@@ -79,7 +116,7 @@ class Seated:
             claims = [Claim(held=one["held"], kept=tuple(one["kept"])) for one in said]
             store.set("numbers", json.dumps(numbers(claims)))
         every = json.loads(store.get("numbers"))
-        number = every[met.rank]
+        number, self.nodes = every[met.rank], met.world_size
         self._claim = Claim(held=number)
         seat = sorted(every).index(number)
         # Seat 0 is where the trainers' own store will be, so its address is told anew.

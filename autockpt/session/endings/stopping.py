@@ -18,7 +18,7 @@ from autockpt.executors.protocol import messages as p
 from autockpt.launch import owner
 from autockpt.launch.rank_env import allocation_left_s
 from autockpt.launch.termination import Stopped, TerminationWatch, ToldToEnd
-from autockpt.policies.announced import DEFAULT_GRACE_S, Answer, Pace, answer, grace_s
+from autockpt.policies.restart.announced import DEFAULT_GRACE_S, Answer, Pace, answer, grace_s
 from autockpt.session.base import RankState
 from autockpt.session.endings.closing import Closing
 from autockpt.session.endings.last_checkpoint import LastCheckpoint

@@ -10,7 +10,7 @@ from autockpt.reports.findings import CHECKS, Finding
 from autockpt.reports.formats.json_out import read, render
 from autockpt.reports.model import ReportModel, build
 from autockpt.values.errors import ConfigError
-from autockpt.values.failure import FailureRecord
+from autockpt.values.failure import FailureRecord, FaultyNode
 from autockpt.values.plan import Decision
 from autockpt.values.telemetry import (
     Event,
@@ -222,6 +222,16 @@ def test_tiers_of_one_interval_are_named_once() -> None:
     headline = build(dataclasses.replace(data, decision=decision)).verdict.headline
 
     assert headline.startswith("Checkpoint to memory and disk every 29.7 s.")
+
+
+def test_a_node_that_ends_the_job_is_named() -> None:
+    """With its evidence; where none stands out there is no finding."""
+    guilty = FaultyNode(node=3, began=6, of=7, nodes=4, chance=5e-3)
+    found = finding(build(dataclasses.replace(run_data(), faulty=guilty)), "faulty-node")
+    assert (found.severity, found.passed) == ("high", False)
+    assert "node 3 began 6 of the newest 7 interruptions of 4 nodes" in found.evidence
+    others = build(run_data()).findings
+    assert "faulty-node" not in [one.id for one in others]
 
 
 def test_three_deaths_without_a_checkpoint_are_said_loudly() -> None:

@@ -1,9 +1,11 @@
 """Nodes keep their numbers when others are lost or replaced."""
 
+import socket
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autockpt.launch.elastic.node_numbers import Claim, numbers
+from autockpt.launch.elastic.node_numbers import Claim, Seated, hosts_rendezvous, numbers
 
 NEW = Claim()
 
@@ -55,3 +57,39 @@ def test_every_number_has_one_node_and_who_had_one_keeps_it(claims: list[Claim])
         first = [c.held for c in claims].index(claim.held) == launcher
         if first and claim.held is not None:
             assert found[launcher] == claim.held
+
+
+def test_the_process_at_which_nodes_meet_knows_it() -> None:
+    """A node that leaves with the store would end the job for all."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert hosts_rendezvous(f"somewhere:{port}")
+    assert not hosts_rendezvous(f"somewhere:{port}")
+    assert not hosts_rendezvous("")
+
+
+class Handler:
+    """A rendezvous of torchelastic, as far as its end goes."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def shutdown(self) -> bool:
+        """For all nodes."""
+        self.done.append("closed")
+        return True
+
+    def _stop_heartbeats(self) -> None:
+        self.done.append("silent")
+
+
+def test_a_node_that_leaves_does_not_close_the_rendezvous() -> None:
+    """The others take it for lost and go on."""
+    handler = Handler()
+    seated = Seated(handler, None, ())
+    seated.leaves = True
+    assert not seated.shutdown()
+    assert handler.done == ["silent"]
+    seated.leaves = False
+    assert seated.shutdown()
+    assert handler.done == ["silent", "closed"]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autockpt.policies.announced import (
+from autockpt.policies.restart.announced import (
     DEFAULT_GRACE_S,
     Pace,
     answer,
