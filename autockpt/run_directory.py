@@ -128,8 +128,18 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "Self":
-        """An existing run directory.  Raises ConfigError when `path` holds none."""
-        run = cls(path)
+        """An existing run directory, also that of a run whose checkpoints are at a URL.
+
+        Raises ConfigError when `path` holds none.
+        """
+        url = str(path)
+        run = cls(control_path(url) if is_store_url(url) else path)
+        if is_store_url(url) and not run.exists:
+            raise ConfigError(
+                f"{url}: its run directory {run.path} is not here. The events of a run stay on the "
+                "machine that trains: ask there, in the directory where it was started, or name "
+                "its --run-dir"
+            )
         if not run.path.is_dir():
             raise ConfigError(
                 f"{path}: no such run directory; `autockpt ls {RUNS}` lists the runs here"

@@ -333,7 +333,12 @@ def _chain(directory: str, committed: "Iterable[GenerationRecord]") -> "tuple[Te
 
 
 def is_ours(path: str) -> bool:
-    """Whether a path is a run, a checkpoint directory or a generation, usable or not."""
+    """Whether a path is a run, a checkpoint directory or a generation, usable or not.
+
+    So is each URL of an object store.
+    """
+    if is_store_url(path):
+        return True
     folder = Path(os.path.abspath(path))
     if not folder.is_dir():
         return False

@@ -8,6 +8,7 @@ from autockpt.console import Console
 EXAMPLES = """
 autockpt gc --dry-run                        # folders of keepers that are gone
 autockpt gc runs/train-20260101-120000       # and what a dead run left in its directory
+autockpt gc s3://bucket/run                  # and in an object store
 """
 PIN_EXAMPLES = """
 autockpt pin runs/train-20260101-120000 before-the-long-run
@@ -17,7 +18,7 @@ autockpt pin runs/train-20260101-120000 paper --remove
 
 
 @click.command(cls=Command, examples=EXAMPLES)
-@click.argument("path", metavar="[RUN_DIR|DIR]", required=False)
+@click.argument("path", metavar="[RUN_DIR|DIR|URL]", required=False)
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @common
 def gc(console: Console, path: str | None, dry_run: bool) -> None:
@@ -35,9 +36,10 @@ def gc(console: Console, path: str | None, dry_run: bool) -> None:
 
     found = dead_keepers()
     if path is not None:
-        directory = CheckpointDirectory(find_place(path).directory)
+        directory = CheckpointDirectory(find_place(path, in_store=True).directory)
+        newest = directory.highest_term()
         directory.require_unheld()
-        found += leftovers(directory.path)
+        found += leftovers(directory.path, newest_term=newest.term if newest else None)
     for one in found:
         if not dry_run:
             try:
@@ -51,7 +53,7 @@ def gc(console: Console, path: str | None, dry_run: bool) -> None:
 
 
 @click.command(cls=Command, examples=PIN_EXAMPLES)
-@click.argument("path", metavar="RUN_DIR|DIR")
+@click.argument("path", metavar="RUN_DIR|DIR|URL")
 @click.argument("name", metavar="NAME")
 @click.option("--generation", help="The checkpoint; the newest good one by default.")
 @click.option("--remove", is_flag=True, help="Take the pin away: the policy decides again.")
@@ -68,7 +70,7 @@ def pin(console: Console, path: str, name: str, generation: str | None, remove: 
     from autockpt.values.errors import ConfigError
     from autockpt.values.generation import Generation
 
-    directory = CheckpointDirectory(find_place(path).directory)
+    directory = CheckpointDirectory(find_place(path, in_store=True).directory)
     if remove:
         if generation is not None:
             raise ConfigError("--remove takes the name alone; leave --generation out")

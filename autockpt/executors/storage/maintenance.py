@@ -29,8 +29,15 @@ from autockpt.executors.storage.directory import (
     read_small,
 )
 from autockpt.executors.storage.lineage import read_decision
-from autockpt.values.errors import AutockptError, ConfigError, CorruptCheckpointError
+from autockpt.executors.storage.places.choose import place_of
+from autockpt.values.errors import (
+    AutockptError,
+    ConfigError,
+    CorruptCheckpointError,
+    StorageError,
+)
 from autockpt.values.generation import Generation
+from autockpt.values.policy_keys.paths import is_store_url
 from autockpt.values.record import from_json, to_json
 
 QUARANTINE = "quarantine"
@@ -167,40 +174,46 @@ def _rebuild_run(directory: str) -> str:
 # --- cleaning -------------------------------------------------------------------------------------
 
 
-def leftovers(directory: str) -> list[Leftover]:
-    """Return a dead run's leftovers in a checkpoint directory, without foreign files."""
+def leftovers(directory: str, *, newest_term: int | None = None) -> list[Leftover]:
+    """Return a dead run's leftovers in a checkpoint directory, without foreign files.
+
+    `newest_term`: nothing of a later start, which may live.  The directory may be in an object
+    store.  Raises StorageError where that does not answer.
+    """
     found = []
     for kind in ("trash", "spare"):
         folder = os.path.join(directory, kind)
-        found += [_leftover(os.path.join(folder, name), kind) for name in _listed(folder)]
+        found += [_leftover(folder, name, kind, size) for name, size in _listed(folder).items()]
     for folder in (directory, *(os.path.join(directory, n) for n in ("terms", "decisions"))):
-        for name in _listed(folder):
+        for name, size in _listed(folder).items():
             if name.endswith(".tmp"):
-                found.append(_leftover(os.path.join(folder, name), "temporary"))
+                found.append(_leftover(folder, name, "temporary", size))
     for name in _listed(directory):
-        found += _of_generation(directory, name)
+        found += _of_generation(directory, name, newest_term)
     return found
 
 
-def _of_generation(directory: str, name: str) -> Iterator[Leftover]:
+def _of_generation(directory: str, name: str, newest_term: int | None) -> Iterator[Leftover]:
     folder = os.path.join(directory, name)
     try:
-        Generation.from_name(name)
+        term = Generation.from_name(name).term
     except ConfigError:
         return
-    if os.path.lexists(os.path.join(folder, "PINNED")):
+    files = _listed(folder)
+    if "PINNED" in files or (newest_term is not None and term > newest_term):
         return  # nothing of it goes
-    committed = os.path.lexists(os.path.join(folder, "COMMIT"))
-    for file in _listed(folder):
-        path = os.path.join(folder, file)
+    for file, size in files.items():
         if file.startswith("COMMIT.") and file.endswith(".tmp"):
-            yield _leftover(path, "temporary")
-        elif not committed and is_ours(file):
-            yield _leftover(path, "unfinished")
+            yield _leftover(folder, file, "temporary", size)
+        elif "COMMIT" not in files and is_ours(file):
+            yield _leftover(folder, file, "unfinished", size)
 
 
-def _leftover(path: str, kind: str) -> Leftover:
-    return Leftover(path=path, kind=kind, bytes=_size(path))
+def _leftover(folder: str, name: str, kind: str, listed_bytes: int | None) -> Leftover:
+    path = os.path.join(folder, name)
+    return Leftover(
+        path=path, kind=kind, bytes=_size(path) if listed_bytes is None else listed_bytes
+    )
 
 
 def dead_keepers() -> list[Leftover]:
@@ -211,7 +224,7 @@ def dead_keepers() -> list[Leftover]:
         folder = os.path.join(parent, name)
         with contextlib.suppress(OSError), _held(os.path.join(folder, "keeper.lock")) as free:
             if free and time.time() - os.stat(folder).st_mtime > KEEPER_AGE_S:
-                found.append(_leftover(folder, "keeper"))
+                found.append(_leftover(parent, name, "keeper", None))
     return found
 
 
@@ -221,6 +234,9 @@ def remove(leftover: Leftover) -> None:
         with _held(os.path.join(leftover.path, "keeper.lock")) as free:
             if free:
                 shutil.rmtree(leftover.path)
+        return
+    if is_store_url(leftover.path):
+        place_of(leftover.path).remove(leftover.path)
         return
     if os.path.isdir(leftover.path) and not os.path.islink(leftover.path):
         shutil.rmtree(leftover.path)
@@ -246,11 +262,19 @@ def _held(path: str) -> Iterator[bool]:
         os.close(fd)
 
 
-def _listed(path: str) -> list[str]:
+def _listed(path: str) -> dict[str, int | None]:
+    """What stands in a folder, by name; bytes where that costs nothing, as in an object store.
+
+    Raises StorageError for a store that does not answer.
+    """
     try:
-        return os.listdir(path)
-    except OSError:
-        return []
+        if is_store_url(path):
+            return dict(place_of(path).sizes(path))
+        return dict.fromkeys(os.listdir(path))
+    except OSError as error:
+        if is_store_url(path):
+            raise StorageError(f"{path}: cannot list: {error.strerror}") from error
+        return {}
 
 
 def _size(path: str) -> int:

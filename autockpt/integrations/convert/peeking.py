@@ -23,7 +23,7 @@ def newest_progress(run_dir: str) -> tuple[str, int, dict[str, Any]] | None:
 
 def _has_any(run_dir: str) -> bool:
     """Whether a run has a good checkpoint; raises ConfigError where it is no run."""
-    if not os.path.exists(run_dir):
+    if "://" not in run_dir and not os.path.exists(run_dir):
         return False
     try:
         generation_folder(run_dir)

@@ -57,15 +57,20 @@ def opened(
     which are read into memory.  Raises ConfigError if it is no checkpoint, CorruptCheckpointError
     for damage.
     """
-    if not os.path.exists(path):
+    if "://" not in path and not os.path.exists(path):
         raise ConfigError(f"{path}: no such file or directory")
-    if os.path.isdir(path) and is_ours(path):
+    if _is_ours(path):
         with _opened_generation(generation_folder(path, generation), rank) as ours:
             yield ours
         return
     if generation is not None or rank is not None:
         raise ConfigError(f"{path}: is no run of autockpt, and only those have generations, ranks")
     yield _directory(path, whole=whole) if os.path.isdir(path) else Source(_file(path))
+
+
+def _is_ours(path: str) -> bool:
+    """A URL that names no store is ours, too: the refusal says so."""
+    return "://" in path or (os.path.isdir(path) and is_ours(path))
 
 
 @contextlib.contextmanager
@@ -96,7 +101,7 @@ def read_from(
         with _opened_generation(folder, rank) as source:
             return read(source)
 
-    if not (os.path.isdir(path) and is_ours(path)):
+    if not _is_ours(path):
         with opened(path, generation=generation, rank=rank, whole=whole) as source:
             return read(source)
     named = names_one(path, generation)

@@ -10,7 +10,7 @@ from autockpt.executors.storage.places import store
 from autockpt.executors.storage.places.object_store import Objects
 from autockpt.executors.storage.places.store import StorePlace
 from autockpt.integrations.places import find_place, is_ours, runs_in
-from autockpt.run_directory import RunDirectory, RunInfo
+from autockpt.run_directory import RunDirectory, RunInfo, control_path
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
 from tests.unit.integrations.trained import saved, trained_job
@@ -34,6 +34,25 @@ def test_a_run_in_a_store_is_loaded_by_its_directory(
     run_dir.write_info(RunInfo(run_id="0" * 32, created="2026", script="/t.py"))
     run_dir.write_goal(Goal(storage_path="s3://bucket/run"))
     assert autockpt.load(str(run_dir.path))["step"] == 7
+
+
+def test_a_url_is_read_like_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By each command that takes a checkpoint; the events of the run are in its run directory."""
+    monkeypatch.setattr(store, "_bucket", lambda *_: Objects(f"file://{tmp_path}/objects"))
+    monkeypatch.chdir(tmp_path)
+    folder = saved(tmp_path / "objects" / "run", trained_job())
+    url, one = "s3://bucket/run", f"s3://bucket/run/{Path(folder).name}"
+    assert [autockpt.load(place)["step"] for place in (url, one)] == [7, 7]
+    assert run(["diff", url, folder]) == 0
+    assert run(["convert", one, str(tmp_path / "weights"), "--to", "safetensors"]) == 0
+    assert run(["report", url]) == 78
+    said = capsys.readouterr().err
+    control = control_path(url)
+    assert f"{url}: its run directory {tmp_path / control} is not here" in said
+    RunDirectory.create(control).write_info(RunInfo(run_id="0" * 32, created="", script="/t.py"))
+    assert RunDirectory.open(url).path == tmp_path / control
 
 
 def test_a_folder_of_other_things_is_none(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from autockpt.executors.storage.directory import CheckpointDirectory
 from autockpt.values.errors import CorruptCheckpointError
 from autockpt.values.generation import Generation
 from tests.campaigns.job import SHAPES, Job, Scene
+from tests.contracts.remote_contract import image
+from tests.unit.executors.checkpoints import commit_images
 
 NEWEST = Generation(term=1, step=3)
 
@@ -135,6 +137,39 @@ def test_gc_removes_leftovers_and_nothing_else(
     assert maintenance.leftovers(job.path) == []
     assert (Path(job.path) / "notes.txt").exists()
     assert job.restore() == NEWEST
+
+
+def test_gc_cleans_an_object_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Shards of dead starts go; a start that begins just now keeps its own, and so does a pin."""
+    directory = CheckpointDirectory(f"file://{tmp_path}/store/run")
+    run_id = directory.open()
+    directory.claim(run_id, "launch", 0, force=False)
+    directory.release(1)
+    whole = commit_images(directory, run_id, NEWEST, [image(1)])
+    folder = tmp_path / "store" / "run"
+    for generation, files in {
+        Generation(term=1, step=9): ["shard-00000-a1.safetensors", "mine"],
+        Generation(term=1, step=8): ["shard-00000-a1.safetensors", "PINNED"],
+        Generation(term=2, step=1): ["shard-00000-a1.safetensors"],
+    }.items():
+        (folder / generation.name).mkdir()
+        for name in files:
+            (folder / generation.name / name).write_bytes(b"torn")
+    (folder / "probe.abc.tmp").write_bytes(b"first")
+    assert app.run(["gc", directory.path, "--dry-run"]) == 0
+    assert app.run(["gc", directory.path]) == 0
+    said = capsys.readouterr().out.splitlines()
+    dead = Generation(term=1, step=9).name
+    assert said[:2] == said[2:] == [
+        f"temporary         5 B  {directory.path}/probe.abc.tmp",
+        f"unfinished        4 B  {directory.path}/{dead}/shard-00000-a1.safetensors",
+    ]  # fmt: skip
+    assert [path.name for path in (folder / dead).iterdir()] == ["mine"]
+    left = maintenance.leftovers(directory.path)
+    assert [Path(one.path).parent.name for one in left] == [Generation(term=2, step=1).name]
+    assert verify_generation(directory.path, Path(whole).name).ok
+    assert app.run(["pin", directory.path, "best"]) == 0
+    assert directory.pins()["best"] == NEWEST
 
 
 def test_a_directory_that_a_live_run_holds_is_left_alone(
