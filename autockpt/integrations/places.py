@@ -229,6 +229,18 @@ def choose(place: Place, named: str | None) -> str:
     return committed[-1]
 
 
+def damaged_since(directory: str, name: str) -> "list[GenerationRecord]":
+    """Checkpoints after `name`, which is read because these cannot be; oldest first."""
+    from autockpt.executors.storage.catalogue import list_generations
+
+    meant = Generation.from_name(name)
+    return [
+        record
+        for record in list_generations(directory)
+        if record.state in ("corrupt", "unreadable") and Generation.from_name(record.name) > meant
+    ]
+
+
 def _is_folder(directory: str, name: str) -> bool:
     """Whether a generation has a folder; raises StorageError for a store that does not answer."""
     from autockpt.executors.storage.places.choose import place_of

@@ -30,7 +30,12 @@ autockpt show s3://bucket/run-7
 def show(console: Console, path: str, generation: str | None, tensors: bool) -> None:
     """Show what a checkpoint holds: step, lineage, shards and, with --tensors, every tensor."""
     from autockpt.executors.storage.directory import lossy_mark
-    from autockpt.integrations.places import choose, find_place, read_beside_run
+    from autockpt.integrations.places import (
+        choose,
+        damaged_since,
+        find_place,
+        read_beside_run,
+    )
     from autockpt.reports.analysis.replication import facts
     from autockpt.values.record import to_data
 
@@ -66,6 +71,11 @@ def show(console: Console, path: str, generation: str | None, tensors: bool) -> 
             console.result(f"{key:<22} {value}")
     for tier in degraded:
         console.warn(str(tier))
+    if not (generation or place.generation):
+        for newer in damaged_since(place.directory, name):
+            console.warn(
+                f"{newer.name} is newer and {newer.state}: {newer.detail or 'it is marked'}"
+            )
     console.result("")
     console.table(
         ("rank", "file", "stored", "tensors", "codec", "chunks"),

@@ -49,7 +49,7 @@ def verify(
     from autockpt.executors.storage.directory import CheckpointDirectory
     from autockpt.executors.storage.maintenance import damaged_records
     from autockpt.executors.storage.maintenance import repair as mend
-    from autockpt.integrations.places import AGAIN, find_place
+    from autockpt.integrations.places import AGAIN, damaged_since, find_place
     from autockpt.values.errors import (
         ConfigError,
         CorruptCheckpointError,
@@ -79,6 +79,9 @@ def verify(
                 break
     else:
         results = [_verified_one(console, place, generation)]
+        if not (generation or place.generation):  # the newest is meant, and newer ones are damaged
+            newer = damaged_since(place.directory, results[0].name)
+            results += [_verified(console, place.directory, record.name) for record in newer]
     damages = damaged_records(place.directory) if deep or quarantine else []
     for damage in damages:
         console.result(f"{'DAMAGED ' if damage.readable else 'UNREAD  '} {damage.reason}")

@@ -230,3 +230,17 @@ def test_a_named_one_without_a_commit_is_said(two: str, capsys: pytest.CaptureFi
     Path(two, FIRST.name, "COMMIT").unlink()
     assert run(["verify", two, FIRST.name]) == 78
     assert "has no COMMIT" in capsys.readouterr().err
+
+
+def test_a_newest_that_cannot_be_read_is_not_passed_over_in_silence(
+    two: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one before it is right, and the newest is damaged: both are said."""
+    (Path(two) / SECOND.name / "COMMIT").write_text("")
+    assert run(["verify", two]) == 65
+    said = capsys.readouterr()
+    assert f"ok       {FIRST.name}" in said.out
+    assert f"DAMAGED  {SECOND.name}" in said.out
+    assert run(["verify", two, FIRST.name]) == 0
+    assert run(["show", two]) == 0
+    assert f"{SECOND.name} is newer and unreadable" in capsys.readouterr().err
