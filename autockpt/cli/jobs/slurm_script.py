@@ -90,7 +90,7 @@ def init(
     """Write a commented job script that runs SCRIPT under autockpt; an existing file stays."""
     import shlex
 
-    from autockpt.values.errors import ConfigError
+    from autockpt.values.errors import ConfigError, StorageError
 
     ranks = ranks or gpus or 1
     text = SCRIPT.format(
@@ -104,9 +104,13 @@ def init(
     except FileExistsError:
         raise ConfigError(f"{output}: exists already; name another file with --output") from None
     except OSError as error:
-        raise ConfigError(f"{output}: cannot be written: {error.strerror}") from error
+        raise StorageError(f"{output}: cannot be written: {error.strerror}") from error
     console.object("slurm init", {"file": output})
-    console.result(f"{output}: {nodes} nodes, {ranks} ranks on each")
+    console.result(f"{output}: nodes: {nodes}, ranks on each: {ranks}")
+    if command[0] != "-m" and not Path(command[0]).exists():
+        console.warn(
+            f"{command[0]}: no such script here; the job looks for it where sbatch is called"
+        )
     console.next(["sbatch", output])
 
 

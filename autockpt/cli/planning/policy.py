@@ -122,6 +122,10 @@ def init(console: Console, file: str, force: bool) -> None:
     from autockpt.run_directory import RunDirectory
     from autockpt.values.errors import ConfigError
 
+    if file.startswith("builtin:"):
+        raise ConfigError(
+            f"{file}: a preset is no file to write; `extends: {file}` in a policy begins with it"
+        )
     target = Path(file)
     if target.exists() and not force:
         raise ConfigError(f"{file}: exists; --force replaces it")

@@ -52,8 +52,12 @@ def _write_mixin(console: Console, folder: Path) -> None:
     from autockpt import new_files
     from autockpt.reports.formats.mixin import files
     from autockpt.run_directory import RunDirectory
+    from autockpt.values.errors import StorageError
 
-    new_files.make_directory(folder)
+    try:
+        new_files.make_directory(folder)
+    except OSError as error:
+        raise StorageError(f"{folder}: cannot be made: {error.strerror}") from error
     target = RunDirectory(folder)
     for name, text in files().items():
         target.write_text(name, text)

@@ -47,6 +47,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["verify", "nowhere"], 78, "no such directory"),
         (["doctor", "nowhere"], 78, "no such directory"),
         (["policy", "check", "nowhere.yaml"], 78, "cannot be read"),
+        (["policy", "init", "builtin:auto"], 78, "`extends: builtin:auto` in a policy"),
+        (["metrics", "--mixin", "/proc/x"], 74, "/proc/x: cannot be made"),
+        (["slurm", "init", "--output", "/proc/x", "t.py"], 74, "/proc/x: cannot be written"),
         (["rnu", "t.py"], 2, "did you mean 'run'"),
         (["t.py"], 2, "did you mean `autockpt run t.py`"),
         (["completion", "tcsh"], 2, "bash"),
@@ -128,7 +131,7 @@ def test_bad_input(
     assert "version: missing" not in text.err
     assert "Traceback" not in text.err
     assert text.out == ""
-    command = 2 if argv[0] == "policy" else 1
+    command = 2 if argv[0] in ("policy", "slurm") else 1
     assert run([*argv[:command], "--json", *argv[command:]]) == code
     printed = capsys.readouterr().out
     if code != 2:

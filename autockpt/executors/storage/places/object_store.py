@@ -326,6 +326,11 @@ def _open(url: str) -> "ObjectStore":
                 f"{name}: expected the address of a store, such as https://minio.site:9000, got "
                 f"{endpoint!r:.80}; correct or unset it"
             )
+        if endpoint is not None and endpoint.startswith("http:") and not _allows_http():
+            raise ConfigError(
+                f"{name}: {endpoint:.80} is reached without encryption; AWS_ALLOW_HTTP=true in the "
+                "environment allows that"
+            )
     try:
         from obstore.exceptions import BaseError
         from obstore.store import from_url
@@ -344,6 +349,10 @@ def _open(url: str) -> "ObjectStore":
             return from_url(url, **options)
     except (BaseError, ValueError, OSError) as error:
         raise ConfigError(f"{url}: cannot be opened as an object store: {_cause(error)}") from error
+
+
+def _allows_http() -> bool:
+    return os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("true", "1", "yes", "on")
 
 
 def _folder(url: str) -> str | None:

@@ -542,7 +542,8 @@ def _local(verb: str, path: str) -> Iterator[None]:
     """An error of the file system is a StorageError that names the file."""
     try:
         yield
-    except FileNotFoundError as error:
-        raise NoCheckpointError(f"{error.filename or path}: was deleted meanwhile") from error
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and verb != "write":
+            gone = error.filename or path
+            raise NoCheckpointError(f"{gone}: was deleted meanwhile") from error
         raise StorageError(f"{error.filename or path}: cannot {verb}: {error.strerror}") from error

@@ -156,6 +156,14 @@ def test_keys_in_a_url_are_refused_and_not_repeated(url: str) -> None:
         error = error.__cause__ or error.__context__
 
 
+def test_an_address_without_encryption_needs_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library would say "builder error"."""
+    account("http://127.0.0.1:1", monkeypatch)
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "false")
+    with pytest.raises(ConfigError, match=r"AWS_ENDPOINT_URL: .* AWS_ALLOW_HTTP=true"):
+        Objects("s3://bucket/team")
+
+
 def test_a_server_that_does_not_answer_is_a_storage_error_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
