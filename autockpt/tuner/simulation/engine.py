@@ -5,6 +5,7 @@ recovery, partial intervals, checkpoints that were under way when the failure ca
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autockpt.tuner.simulation.history import Failure, History
@@ -34,11 +35,19 @@ class _Replay:
     spent: dict[str, float] = field(default_factory=dict)
     came: dict[str, int] = field(default_factory=dict)
     repeated: int = 0
+    zero: int = 0
+    """Number of the checkpoint that it resumed from."""
+    before: tuple[tuple[Level, int], ...] = ()
+    """Each level, and how many of the checkpoints up to then went there."""
+    keeps_all: bool = False
+    """A failure that takes no node takes no checkpoint."""
 
     def run(self) -> Outcome:
         self.spent = dict.fromkeys(("stall", "slow", "lost", "restart", "restore", "wait"), 0.0)
         self.came = {level.place: 0 for level in self.strategy.levels}
         self.came["start"] = 0
+        self.keeps_all = len(self.strategy.serves(())) == len(self.strategy.levels)
+        self._resume(0, 0)
         now_s, end_s = self._wait(0.0), self.history.length_s
         failures, i = self.history.failures, 0
         while now_s < end_s:
@@ -52,38 +61,48 @@ class _Replay:
 
     # --- training
 
+    def _resume(self, first: int, taken: int) -> None:
+        self.first, self.taken = first, taken
+        self.zero = zero = self.strategy.calendar.number(first, 0)
+        self.before = tuple((level, zero // level.every) for level in self.strategy.levels)
+
     def _begin_s(self, j: int) -> float:
         """Seconds from the resumption until checkpoint j begins."""
-        calendar = self.strategy.calendar
-        begun_s = (calendar.step(self.first, self.taken, j) - self.first) * self._iteration_s
-        return begun_s + sum(n * level.exposed_s for n, level in self._counts(j - 1))
+        steps = self.strategy.calendar.step(self.first, self.taken, j) - self.first
+        last, cost_s = self.zero + (j - 1 if j else 0), 0.0
+        for level, before in self.before:
+            cost_s += (last // level.every - before) * level.exposed_s
+        return steps * self.strategy.iteration_s + cost_s
 
     def _counts(self, j: int) -> list[tuple[int, Level]]:
         """How many of the checkpoints 1 .. j after the resumption go to each level."""
-        calendar, first = self.strategy.calendar, self.first
-        zero, last = calendar.number(first, 0), calendar.number(first, max(0, j))
-        return [(last // lv.every - zero // lv.every, lv) for lv in self.strategy.levels]
+        last = self.zero + max(0, j)
+        return [(last // level.every - before, level) for level, before in self.before]
 
     @property
     def _iteration_s(self) -> float:
         return self.strategy.iteration_s
 
     def _last(self, elapsed_s: float) -> int:
-        """The newest checkpoint that has begun by then; 0: none."""
-        calendar = self.strategy.calendar
-        low, high = 0, calendar.guess(self.taken, elapsed_s / self._iteration_s) + 2
+        """The newest checkpoint that has begun by then; 0: none.
+
+        They come at nearly even times, so a few looks near the expected one find it.
+        """
+        high = self.strategy.calendar.guess(self.taken, elapsed_s / self._iteration_s) + 2
+        low, ends_s, reach = 0, self._begin_s(high), 1
+        middle = min(high - 1, int(high * elapsed_s / ends_s)) if ends_s > 0 else high - 1
         while high - low > 1:
-            middle = (low + high) // 2
+            middle = min(max(middle, low + 1), high - 1)
             if self._begin_s(middle) <= elapsed_s:
-                low = middle
+                low, middle = middle, middle + reach
             else:
-                high = middle
+                high, middle = middle, middle - reach
+            reach *= 2
         return low
 
     def _newest(self, level: Level, last: int, elapsed_s: float) -> int:
         """The newest checkpoint that can be restored from this level by then; 0: none."""
-        zero = self.strategy.calendar.number(self.first, 0)
-        j = last - (zero + last) % level.every
+        j = last - (self.zero + last) % level.every
         while j > 0 and self._begin_s(j) + level.latency_s > elapsed_s:
             j -= level.every
         return max(0, j)
@@ -105,19 +124,28 @@ class _Replay:
         kept = back - self.first
         self.kept += kept
         self.spent["lost"] += elapsed_s - (used_s if kept >= 0 else kept * self._iteration_s)
-        self.first, self.taken = back, self.taken + last
+        self._resume(back, self.taken + last)
         self._drain(source, back)
 
     def _lose(self, failure: Failure) -> None:
         """Remove the checkpoints of the dead levels."""
-        alive = {level.place for level in self.strategy.serves(failure.nodes)}
-        self.held = {place: step for place, step in self.held.items() if place in alive}
+        held, nodes = self.held, failure.nodes
+        if nodes:
+            held.pop("memory", None)
+        if "peer" in held and (nodes or not self.keeps_all) and not self._peers_keep(nodes):
+            del held["peer"]
+
+    def _peers_keep(self, nodes: Sequence[int]) -> bool:
+        return any(level.place == "peer" for level in self.strategy.serves(nodes))
 
     def _best(self) -> tuple[int, Level | None]:
         """The newest iteration that can be restored, and from where; (0, None): from the start."""
-        best = max(self.held.values(), default=0)
-        levels = self.strategy.levels
-        return best, next((lv for lv in levels if best and self.held.get(lv.place) == best), None)
+        best, source = 0, None
+        for level in self.strategy.levels:
+            step = self.held.get(level.place, 0)
+            if step > best:
+                best, source = step, level
+        return best, source
 
     def _index_of(self, step: int, last: int) -> int:
         """Which checkpoint after the resumption stands at this iteration; 0: an older one."""
@@ -192,7 +220,7 @@ class _Replay:
             if back < self.first:  # a further failure took what the first had left
                 self.kept -= self.first - back
                 self.spent["lost"] += (self.first - back) * self._iteration_s
-                self.first = back
+                self._resume(back, self.taken)
             ready_s = now_s + (level or self.strategy.levels[-1]).restart_s
             done_s = ready_s + (level.restore_s if level is not None else 0.0)
             hit_s = failures[i].at_s if i < len(failures) else math.inf

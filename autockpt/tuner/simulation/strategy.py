@@ -34,10 +34,11 @@ class Level:
     """Detection and restart."""
     restore_s: float
 
-    @property
-    def exposed_s(self) -> float:
-        """Training time that one checkpoint costs."""
-        return self.stall_s + self.slowdown_s
+    exposed_s: float = field(init=False, default=0.0)
+    """Training time that one checkpoint costs."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "exposed_s", self.stall_s + self.slowdown_s)
 
 
 class Calendar(Protocol):
@@ -52,7 +53,10 @@ class Calendar(Protocol):
         ...
 
     def number(self, first: int, j: int) -> int:
-        """The number of checkpoint j, of which a level takes the multiples of its `every`."""
+        """The number of checkpoint j, of which a level takes the multiples of its `every`.
+
+        It is `number(first, 0) + j`.
+        """
         ...
 
     def guess(self, taken: int, steps: float) -> int:

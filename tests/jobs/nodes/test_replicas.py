@@ -36,6 +36,10 @@ def test_a_lost_node_comes_back_from_the_memory_of_the_other(
     promised = protected(job, 0)
     job.replace_node(1)
     assert job.finish() == undisturbed, job.tale()
+    exchanges = job.events("keeper-000", "GenerationReplicated")
+    came = [event for event in exchanges if event["bytes"]]
+    assert came, job.tale()
+    assert all(0 < event["moving_s"] <= event["latency_s"] for event in came), exchanges[:3]
     restored = [job.events(f"keeper-{node:03d}", "Restored")[0] for node in range(2)]
     assert [event["source"] for event in restored] == ["memory", "peer"], job.tale()
     assert all(event["step"] >= promised for event in restored), job.tale()
