@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         load,
         peek,
         profile_of,
+        restartable,
         telemetry,
     )
 
@@ -39,6 +40,7 @@ __all__ = [
     "load",
     "peek",
     "profile_of",
+    "restartable",
     "telemetry",
 ]
 

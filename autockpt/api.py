@@ -15,6 +15,7 @@ from autockpt.executors.sharding.rules.rules import Rule as Rule
 from autockpt.executors.sharding.rules.rules import Rules as Rules
 from autockpt.executors.sharding.rules.rules import Sharded as Sharded
 from autockpt.launch import startup_timing
+from autockpt.launch.in_process.restartable import restartable as restartable
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
 from autockpt.values.plan import Decision

@@ -1,8 +1,9 @@
 """`make bench-restart`: from the death of a rank to the next iteration, in parts.
 
 Two ranks train a tiny model over gloo, and rank 1 is killed.  Contestants, in turns:
-`autockpt run` with a parked process, the same without one, and torchrun's own restart of a script
-that saves by hand (`torch.save` at every tenth step, to a temporary file that is renamed).
+`autockpt run` with a parked process; the same, where rank 0 goes on in its own process
+(`autockpt.restartable`); without either; and torchrun's own restart of a script that saves by hand
+(`torch.save` at every tenth step, to a temporary file that is renamed).
 """
 
 import argparse
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,7 +25,10 @@ from typing import Any
 from benchmarks.harness import Row, parse, publish, row
 
 ROOT = Path(__file__).resolve().parents[1]
-WARM, COLD, PLAIN = "autockpt, parked", "autockpt, cold", "torchrun"
+WARM, SAME, COLD = "autockpt, parked", "autockpt, in-process", "autockpt, cold"
+PLAIN = "torchrun"
+AT_MOST_S = {WARM: 0.8, SAME: 0.5}
+"""Targets, seconds from the death to the next iteration."""
 PARTS = {
     "detect_s": "failure noticed", "end_s": "the rest: other ranks ended, polls",
     "launch_s": "launcher", "interpreter_s": "interpreter", "torch_import_s": "import torch",
@@ -53,13 +58,14 @@ else:
         optimizer.load_state_dict(state["optimizer"])
         begin = state["step"]
     steps = range(begin, 10**9)
+start = f"{os.getpid()}.{time.monotonic()}"
 with open(os.path.join(sys.argv[1], f"rank-{dist.get_rank()}"), "a", buffering=1) as log:
     for step in steps:
         model(torch.randn(16, 64)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         time.sleep(0.02)
-        log.write(f"{os.getpid()} {time.monotonic()} {step}\\n")
+        log.write(f"{start} {time.monotonic()} {step}\\n")
         if not ours and step % 10 == 9 and dist.get_rank() == 0:
             whole = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save({**whole, "step": step + 1}, saved + ".new")
@@ -82,7 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--rounds", type=int, default=5)
     args = parse(parser, rounds=1)
-    found = {name: Samples() for name in (WARM, COLD, PLAIN)}
+    found = {name: Samples() for name in (WARM, SAME, COLD, PLAIN)}
     for _ in range(args.rounds):
         for name, samples in found.items():
             folder = Path(tempfile.mkdtemp(prefix="bench-restart-", dir=os.getcwd()))
@@ -96,8 +102,8 @@ def main() -> None:
 
 def figures(name: str, samples: Samples) -> list[Row]:
     """Of one contestant."""
-    at_most = 0.8 if name == WARM else None
-    rows = [row(name, "death to next iteration", samples.total_s, "s", at_most=at_most)]
+    total = "death to next iteration"
+    rows = [row(name, total, samples.total_s, "s", at_most=AT_MOST_S.get(name))]
     for part, label in PARTS.items():
         if samples.parts.get(part):
             rows.append(row(name, label, samples.parts[part], "s"))
@@ -109,7 +115,7 @@ def figures(name: str, samples: Samples) -> list[Row]:
 
 def measure(name: str, folder: Path, samples: Samples) -> None:
     """One job, one death."""
-    (folder / "job.py").write_text(SCRIPT)
+    (folder / "job.py").write_text(script(name))
     run = folder / "run"
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(
@@ -118,17 +124,19 @@ def measure(name: str, folder: Path, samples: Samples) -> None:
         )  # fmt: skip
     try:
         wait(process, folder, lambda: len(lines(folder)) >= 100)
-        if name == WARM:
+        if name in AT_MOST_S:
             wait(process, folder, lambda: len(parked(process.pid)) == 2)
             samples.standby_bytes += [own_bytes(pid) / 1e6 for pid in parked(process.pid)]
-        before, victim = {pid for pid, _ in lines(folder)}, int(lines(folder, rank=1)[-1][0])
+        before = {start for start, _ in lines(folder)}
+        victim = int(lines(folder, rank=1)[-1][0].partition(".")[0])
         died_s = time.monotonic()
         os.kill(victim, signal.SIGKILL)
-        wait(process, folder, lambda: {pid for pid, _ in lines(folder)} - before)
-        samples.total_s.append(next(at for pid, at in lines(folder) if pid not in before) - died_s)
+        wait(process, folder, lambda: {start for start, _ in lines(folder)} - before)
+        again_s = next(at for start, at in lines(folder) if start not in before)
+        samples.total_s.append(again_s - died_s)
         steps = steps_of(folder)
-        reached = max(step for pid, step in steps if pid in before)
-        again = next(step for pid, step in steps if pid not in before)
+        reached = max(step for start, step in steps if start in before)
+        again = next(step for start, step in steps if start not in before)
         samples.lost_steps.append(float(reached + 1 - again))
         parts = startup(run)
         if parts:
@@ -142,13 +150,21 @@ def measure(name: str, folder: Path, samples: Samples) -> None:
         end(process)
 
 
+def script(name: str) -> str:
+    """Of a contestant."""
+    if name != SAME:
+        return SCRIPT
+    body = textwrap.indent(SCRIPT, "    ")
+    return f"import autockpt\n@autockpt.restartable\ndef main():\n{body}\nmain()\n"
+
+
 def command(name: str, folder: Path, run: Path) -> list[str]:
     """Of a contestant."""
     job = [str(folder / "job.py"), str(folder)]
     if name == PLAIN:
         launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         return [sys.executable, "-m", *launcher, "--max-restarts", "3", *job]
-    standby = "on" if name == WARM else "off"
+    standby = "on" if name in AT_MOST_S else "off"
     options = ["--nproc-per-node", "2", "--run-dir", str(run), "--no-profile"]
     return [
         sys.executable, "-m", "autockpt", "run", *options, "--set", f"restart.standby={standby}",
@@ -173,7 +189,7 @@ def wait(process: "subprocess.Popen[bytes]", folder: Path, done: Callable[[], ob
 
 
 def lines(folder: Path, rank: int = 0) -> list[tuple[str, float]]:
-    """(process, when) of each iteration of a rank; a line under way is left out."""
+    """(start, when) of each iteration of a rank; a line under way is left out."""
     with contextlib.suppress(FileNotFoundError):
         rows = (folder / f"rank-{rank}").read_text().split("\n")[:-1]
         return [(row.split()[0], float(row.split()[1])) for row in rows]
@@ -181,7 +197,7 @@ def lines(folder: Path, rank: int = 0) -> list[tuple[str, float]]:
 
 
 def steps_of(folder: Path) -> list[tuple[str, int]]:
-    """(process, step) of each iteration of rank 0."""
+    """(start, step) of each iteration of rank 0."""
     rows = (folder / "rank-0").read_text().split("\n")[:-1]
     return [(row.split()[0], int(row.split()[2])) for row in rows]
 

@@ -10,6 +10,7 @@
 * AUTOCKPT_NO_PROFILE: 1: do not measure during the first iterations (optional)
 * AUTOCKPT_PLAN_FOR: folder of the checkpoint to plan for (mode restore-plan)
 * AUTOCKPT_RESTART_DECIDED_S: CLOCK_MONOTONIC at which the launcher decided to restart (restarts)
+* AUTOCKPT_NEW_PROCESS: why a rank that survived does not go on in its process (restarts)
 
 torchelastic adds RANK, WORLD_SIZE, TORCHELASTIC_RESTART_COUNT and so on.
 """
@@ -17,6 +18,7 @@ torchelastic adds RANK, WORLD_SIZE, TORCHELASTIC_RESTART_COUNT and so on.
 from collections.abc import Mapping
 
 from autockpt.launch import startup_timing
+from autockpt.launch.in_process import decision
 from autockpt.launch.rank_env import number, rank_and_world, under_srun
 
 RUN_DIR = "AUTOCKPT_RUN_DIR"
@@ -29,10 +31,11 @@ FRESH = "AUTOCKPT_FRESH"
 NO_PROFILE = "AUTOCKPT_NO_PROFILE"
 PLAN_FOR = "AUTOCKPT_PLAN_FOR"
 RESTART_DECIDED = startup_timing.DECIDED
+NEW_PROCESS = decision.NEW_PROCESS
 
 ALL = (
     RUN_DIR, MODE, LAUNCH_ID, LAUNCHER_PID, NODE, RESUME_FROM, FRESH, NO_PROFILE, PLAN_FOR,
-    RESTART_DECIDED,
+    RESTART_DECIDED, NEW_PROCESS,
 )  # fmt: skip
 
 
@@ -107,6 +110,7 @@ SET_BY_THE_LAUNCHER: dict[str, str] = {
     "AUTOCKPT_NO_PROFILE": "`1`: do not measure during the first iterations, as `--no-profile`.",
     "AUTOCKPT_PLAN_FOR": "The checkpoint folder that `autockpt restore --dry-run` plans for.",
     "AUTOCKPT_RESTART_DECIDED_S": "The time at which the launcher decided to restart.",
+    "AUTOCKPT_NEW_PROCESS": "Why a rank that survived another one has a new process.",
     "AUTOCKPT_STANDBY": "The descriptor at which a standby process waits for its restart.",
     "AUTOCKPT_EMULATED_DEVICE_LINK": "A stand-in for a device link, in tests and benchmarks.",
 }

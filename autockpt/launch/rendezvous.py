@@ -117,6 +117,12 @@ def agree(
     return agreed
 
 
+def begin_anew() -> None:
+    """The next call is the first one, as in the new processes of this start."""
+    global _calls
+    _calls = 0
+
+
 def _require_shared(checkpoints: str, agreed: Agreement, place: RankPlace) -> None:
     """Raises StorageError where this node has a directory of its own at that path.
 

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 DECIDED = "AUTOCKPT_RESTART_DECIDED_S"
 """Variable in which the launcher leaves when it decided to restart, CLOCK_MONOTONIC."""
@@ -62,6 +62,8 @@ class StartupTimer:
         self._group_s = 0.0
         self._born_at: float | None = None
         self._watching = False
+        self.process: Literal["new", "parked", "same"] = "new"
+        """Whether this start has a process of its own, a parked one, or that of the last start."""
 
     def watch(self) -> None:
         """Torch and process groups are timed from now."""
@@ -72,6 +74,14 @@ class StartupTimer:
     def reborn(self) -> None:
         """A parked process becomes a rank: its former time was no part of the start-up."""
         self._born_at = time.monotonic()
+        self.process = "parked"
+
+    def begin_anew(self) -> None:
+        """The function of the script is called again, as if in a new process."""
+        self._born_at = self._script_at = time.monotonic()
+        self._attach_at, self._again = None, False
+        self._torch_s, self._group_s = 0.0, 0.0
+        self.process = "same"
 
     def script_begins(self) -> None:
         """The next thing that runs is the user's; torch and process groups are timed from now."""
@@ -187,4 +197,9 @@ def _born_at() -> float | None:
 
 _this = StartupTimer()
 script_begins, attach_begins, startup = _this.script_begins, _this.attach_begins, _this.startup
-watch, reborn = _this.watch, _this.reborn
+watch, reborn, begin_anew = _this.watch, _this.reborn, _this.begin_anew
+
+
+def process() -> Literal["new", "parked", "same"]:
+    """The kind of process that this start has; see `StartupTimer.process`."""
+    return _this.process

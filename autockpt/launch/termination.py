@@ -100,6 +100,9 @@ class TerminationWatch:
         self._restore()
         self._writer.shutdown(socket.SHUT_RDWR)
         self._writer.close()
+        # What is called at forks stays registered; it must not keep the session, and its model.
+        self._first = self._again = lambda number: None
+        self._launcher_ended = lambda: None
 
     def interrupt(self, patience_s: float) -> bool:
         """Stopped in the main thread; False when it does not come out of its call."""

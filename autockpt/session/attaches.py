@@ -31,6 +31,8 @@ class Attached:
     """Iterations trained so far."""
     supersede: Callable[[str], None]
     """Ends it, its last checkpoint included, in favour of a run in that directory."""
+    fail: Callable[[BaseException], None]
+    """Ends it as after this exception: its checkpoints in memory stay for the next start."""
     disown: Callable[[], None]
     """In a forked child: forgets all of it, and leaves what it shares with the parent."""
 
@@ -101,6 +103,17 @@ class Attaches:
     def newest_step(self) -> int | None:
         """Iterations that the newest session has trained; None: there is no session."""
         return self._sessions[-1].reached_step() if self._sessions else None
+
+    def fail(self, error: BaseException) -> list[Any]:
+        """Ends all sessions, as after this exception; their models and optimizers."""
+        sessions = list(self._sessions)
+        for session in sessions:
+            session.fail(error)
+        return [item for session in sessions for item in session.objects]
+
+    def begin_anew(self) -> None:
+        """Nothing was attached: the script's function is called again, as in a new process."""
+        self._runs, self._again, self._any = {}, {}, False
 
     def in_child(self) -> None:
         """A forked child has attached nothing: its parent goes on with all of it."""

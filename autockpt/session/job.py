@@ -20,6 +20,7 @@ from autockpt.executors.storage.claims import pid_start
 from autockpt.executors.storage.directory import CheckpointDirectory
 from autockpt.job_directory import SAME_JOB, Placed, own_goal
 from autockpt.job_directory import place as put_in
+from autockpt.launch import rendezvous
 from autockpt.launch.given import given_launch
 from autockpt.launch.rank_env import RankPlace, agent_of, place_of_rank, slurm_launch, under_srun
 from autockpt.launch.rank_env import number as count_of
@@ -200,6 +201,14 @@ def current_job(
         profile_in_place=in_place,
         start=start,
     )
+
+
+def begin_anew() -> None:
+    """This process counts as a new one: the ranks that start with it count from the beginning."""
+    global _calls
+    _calls = 0
+    rendezvous.begin_anew()
+    of_this_process.begin_anew()
 
 
 def _claimed_by(path: str, node: int, checkpoints: str) -> p.Incarnation | None:

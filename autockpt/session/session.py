@@ -30,7 +30,7 @@ from autockpt.executors.snapshot.snapshotter import Snapshotter
 from autockpt.executors.state.epoch_loader import EpochLoader
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.state.rebuilding import Rebuilding
-from autockpt.launch import startup_timing
+from autockpt.launch import environment, startup_timing
 from autockpt.session.attaches import of_this_process
 from autockpt.session.base import RankState
 from autockpt.session.boundaries.boundary import Boundaries
@@ -464,6 +464,8 @@ class Session:
                 script_s=startup.script_s, wait_s=now - attach_at - resumed.read_s - apply_s,
                 read_s=resumed.read_s, apply_s=apply_s,
                 non_temporal_bytes=memcpy_threshold.given_bytes(os.environ),
+                process=startup_timing.process(),
+                new_process_reason=os.environ.get(environment.NEW_PROCESS, ""),
             )
         )  # fmt: skip
         decided_s = startup.since_decided_s

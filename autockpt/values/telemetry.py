@@ -10,8 +10,6 @@ from typing import Any
 from autockpt.values.errors import ConfigError
 from autockpt.values.record import from_data, to_data
 
-NO_SLOT = "no slot may be overwritten"
-"""End of the reason of a save that was skipped because each slot was still needed."""
 LOST = "was lost"
 """End of the reason of what ended with a rank: a failure of the job, not of memory or storage."""
 
@@ -58,6 +56,11 @@ class RunStarted(Event):
     """Putting the state together from them."""
     non_temporal_bytes: int = 0
     """From which size on memcpy passes the caches, where the environment says; 0: glibc's rule."""
+    process: str = ""
+    """"new", "parked" (it had imported the libraries before) or "same" (that of the last start)."""
+    new_process_reason: str = ""
+    """Why a rank that survived another one's death has a new process.  "": it has none, it died
+    itself, or the script has no restartable function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,23 +174,6 @@ class SaveSkipped(Event):
 
     step: int
     reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostMemoryNoted(Event):
-    """The host's memory beside the slots, when it changed much or was little."""
-
-    available_bytes: int
-    """That the host, or the control group, has left."""
-    reserve_bytes: int
-    """That the training may need at any time."""
-    room_bytes: int
-    """Of the available bytes what more slots may take."""
-    slots: int
-    """Of this rank."""
-    slot_bytes: int
-    ranks: int
-    """Of this node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -456,7 +442,6 @@ EVENTS: dict[str, type[Event]] = {
         SettingMeasured,
         SnapshotDiscarded,
         SaveSkipped,
-        HostMemoryNoted,
         MemoryCommitted,
         GenerationReplicated,
         ReplicationLost,

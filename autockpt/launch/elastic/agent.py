@@ -24,6 +24,7 @@ from autockpt.launch.elastic.news import News
 from autockpt.launch.elastic.node_numbers import Seated, hosts_rendezvous
 from autockpt.launch.elastic.request import Ending, Launch
 from autockpt.launch.elastic.signals import Announced, install, kill_groups, signals_wait
+from autockpt.launch.in_process.survivors import Survivors
 from autockpt.launch.rank_env import allocation_left_s
 from autockpt.launch.standby.pool import StandbyPool
 from autockpt.policies.restart.announced import LauncherTimes, grace_s, launcher_times
@@ -50,6 +51,7 @@ class Watch:
         run = request.run
         self._news = news
         self.standbys = StandbyPool(run, request.standby, console)
+        self.survivors = Survivors(console)
         self._incidents = Incidents(run, console)
         self._request = request
         self._console = console
@@ -142,7 +144,11 @@ class Watch:
         if verdict is None and left > 0:
             self.restarts += 1
             self._decided_s = time.monotonic()
-            self._console.say(f"{what}; restarting this node's ranks (restart {self.restarts})")
+            here = ", ".join(map(str, self.survivors.parked))
+            how = f"; rank {here} in its own process" if here else ""
+            self._console.say(
+                f"{what}; restarting this node's ranks (restart {self.restarts}){how}"
+            )
             return True
         self._reason = f"{what}: {verdict or f'{self.restarts} restarts used up'}"
         return False
@@ -232,13 +238,19 @@ class Watch:
 
 
 def _has_ended(pid: int) -> bool:
-    """The process is gone, and torchelastic has not looked yet."""
+    """The process has failed, and torchelastic has not looked yet."""
+    return bool(_status(pid))
+
+
+def _status(pid: int) -> int | None:
+    """The exit code, or the signal, of a process at which torchelastic has not looked; None: it
+    lives, or it is unknown."""
     try:
         options = os.WEXITED | os.WNOHANG | os.WNOWAIT
         ended = os.waitid(os.P_PID, pid, options)
     except OSError:
-        return False
-    return ended is not None and ended.si_status != 0
+        return None
+    return None if ended is None else ended.si_status
 
 
 def _trained(run: RunDirectory) -> int | None:
@@ -304,6 +316,8 @@ def agent_class(api: Any, watch: Watch) -> Iterator[None]:
 
     torchelastic has no hook for this; its agent class is replaced in the one module that makes it.
     """
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+
     base = api.LocalElasticAgent
 
     class Agent(base):  # type: ignore[misc, valid-type]
@@ -321,18 +335,38 @@ def agent_class(api: Any, watch: Watch) -> Iterator[None]:
             return started
 
         def _monitor_workers(self, worker_group: Any) -> Any:
+            pids = self._pcontext.pids().values() if self._pcontext else ()
+            ended = any(_status(pid) is not None for pid in pids)
             with signals_wait():
-                watch.look(self._pcontext.pids().values() if self._pcontext else ())
+                watch.look(pids)
+            self._look_for_survivors()
+            if watch.survivors.any and not ended:
+                # A rank that dies now is met at the next tick: torchelastic would end the others.
+                return RunResult(state=WorkerState.HEALTHY)
             result = super()._monitor_workers(worker_group)
             left = self._remaining_restarts
             with signals_wait():
                 if result.is_failed() and not watch.goes_on(result.failures, left=left):
                     self._remaining_restarts = 0
+                    watch.survivors.release()
             return result
+
+        def _look_for_survivors(self) -> None:
+            """Signals are not held back: a survivor may need seconds."""
+            handlers = getattr(self._pcontext, "subprocess_handlers", None)
+            if not isinstance(handlers, dict):
+                return  # there are no processes yet, or another version of torch
+            try:
+                watch.survivors.look(handlers, _has_ended)
+            except api.SignalException:
+                raise
+            except Exception as error:
+                watch.survivors.give_up(error)
 
         def _shutdown(self, death_sig: Any = signal.SIGTERM, timeout: int = 30) -> None:
             if isinstance(sys.exc_info()[1], api.SignalException) and self._pcontext is not None:
                 timeout = watch.interrupted(int(death_sig))  # type: ignore[assignment]
+                watch.survivors.signal(int(death_sig))
             super()._shutdown(death_sig, timeout)
 
         def _heed(self) -> None:
@@ -344,13 +378,13 @@ def agent_class(api: Any, watch: Watch) -> Iterator[None]:
 
             def kill() -> None:
                 watch.hurried()
-                kill_groups(self._pcontext.pids().values())
+                kill_groups([*self._pcontext.pids().values(), *watch.survivors.pids])
 
             install(Announced(raised, kill).handle)
 
     api.LocalElasticAgent = Agent
     try:
-        with watch.standbys.serving():
+        with watch.standbys.serving(), watch.survivors.serving():
             yield
     finally:
         api.LocalElasticAgent = base

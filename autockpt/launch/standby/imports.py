@@ -43,6 +43,11 @@ def script_begins() -> None:
     _environment.update(os.environ)
 
 
+def environment_given() -> dict[str, str]:
+    """The environment in which the script started; without a launcher, the present one."""
+    return dict(_environment or os.environ)
+
+
 def write(run_directory: str, rank: int) -> None:
     """Writes down what this process has imported.  Raises OSError."""
     modules = {

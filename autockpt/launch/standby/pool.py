@@ -218,7 +218,7 @@ class StandbyPool:
         if arguments != place.arguments:
             self._say("the command of the ranks has changed", now=True)
             return None
-        warm = _warm_handler(place.process, settings)
+        warm = handler_of(place.process, settings)
         order = {
             "environment": environment,
             "oom_score_adj": Path("/proc/self/oom_score_adj").read_text().strip(),
@@ -263,7 +263,7 @@ class StandbyPool:
             self._console.say(f"{which} restart is a cold one: {reason}")
 
 
-def _warm_handler(process: "subprocess.Popen[bytes]", settings: Any) -> Any:
+def handler_of(process: "subprocess.Popen[bytes]", settings: Any) -> Any:
     """Return torchelastic's handle of a rank, for a process that is there already."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 

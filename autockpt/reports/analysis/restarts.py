@@ -75,6 +75,10 @@ class Restart:
     """Seconds by name of `LABELS`; None: not told apart.  Without "fetch" nothing was fetched."""
     source: str = ""
     """Where the checkpoint came from, as in `Restored`; "": there was none, or it is not known."""
+    process: str = ""
+    """Its process, as in `RunStarted`; "": not known."""
+    new_process_reason: str = ""
+    """As in `RunStarted`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +156,8 @@ def _restart(
         total_s=total_s,
         parts={"detect": detect_s, **known},
         source="" if restored is None else restored.source,
+        process=started.process,
+        new_process_reason=started.new_process_reason,
     )
 
 

@@ -13,6 +13,7 @@ import torch
 from autockpt.executors.linux.signal_errors import is_from_handler
 from autockpt.executors.snapshot.optimizer_hooks import OptimizerHooks
 from autockpt.launch import environment
+from autockpt.launch.in_process.order import of_this_process as unwinding
 from autockpt.launch.standby import imports
 from autockpt.session.base import RankState
 from autockpt.session.boundaries.forward_hooks import Forwards
@@ -145,6 +146,7 @@ class Boundaries:
             self._closing.require_in_force()
             self._rank.step = step  # the loop goes on
             return
+        unwinding.require_none()
         if not self._place.is_placed:
             self._place.require(begun=True)
         self._holder.release()

@@ -75,6 +75,7 @@ class Closing:
             objects=[*live.models.values(), *live.optimizers.values()],
             reached_step=lambda: rank.step,
             supersede=self._supersede,
+            fail=self.fail,
             disown=self._disown,
         )
 
@@ -97,10 +98,15 @@ class Closing:
             self.loop.require_place()
             self.finish(final_checkpoint=final_checkpoint, reason="finished")
             return
+        self.fail(error, final_checkpoint=final_checkpoint and self._job.world_size == 1)
+
+    def fail(self, error: BaseException, *, final_checkpoint: bool = False) -> None:
+        """The training ends by this exception; the keeper keeps what is in memory."""
+        if self._rank.is_closed:
+            return
         self._report_failed(error)
         self._await_seal()
-        alone = self._job.world_size == 1
-        self.finish(final_checkpoint=final_checkpoint and alone, reason="error")
+        self.finish(final_checkpoint=final_checkpoint, reason="error")
 
     def _exception(self) -> BaseException | None:
         """What ends the training, if something does; not what was handled when it began."""

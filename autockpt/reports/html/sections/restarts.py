@@ -7,6 +7,8 @@ from autockpt.reports.html.sections.parts import chart, duration, table
 from autockpt.reports.model import ReportModel
 from autockpt.values.units import format_duration
 
+PROCESSES = {"new": "new", "parked": "parked before", "same": "the same"}
+"""By `RunStarted.process`."""
 SHOWN = 4
 """The newest; more columns would not fit a page."""
 
@@ -22,6 +24,9 @@ def restarts(model: ReportModel) -> Child:
         if any(name in restart.parts for restart in shown)
     ]
     rows.append(("failure to first iteration", *[duration(r.total_s) for r in shown]))
+    if any(restart.process for restart in shown):
+        rows.append(("process", *[PROCESSES.get(one.process, "\u2013") for one in shown]))
+    reason = shown[-1].new_process_reason
     heads = ("", *[f"failed after {format_duration(restart.failed_at_s)}" for restart in shown])
     unknown = any(None in restart.parts.values() for restart in shown)
     gain = model.next_gain
@@ -34,6 +39,8 @@ def restarts(model: ReportModel) -> Child:
         chart(chart_of.draw(shown), chart_of.legend()),
         table(heads, rows, caption=f"Parts of a restart, rank {shown[-1].rank}",
               numbers=tuple(range(1, len(heads)))),
+        tag("p", f"Rank {shown[-1].rank} survived, and has a new process: {reason}.",
+            class_="lead") if reason else None,
         tag("p", f"The cheapest next gain, up to {format_duration(gain.seconds)}: {gain.remedy}.",
             class_="lead") if gain else None,
         tag("p", "\u2013 was not told apart: a launcher that is not ours is contained in the first "

@@ -84,6 +84,7 @@ def test_no_hook_of_the_agent_takes_a_signal_for_its_own_failure(hook: str) -> N
 
     class Watch:
         standbys = SimpleNamespace(serving=signals_wait)
+        survivors = SimpleNamespace(serving=signals_wait, any=False)
 
         def __getattr__(self, name: str) -> Any:
             return lambda *_, **__: swallowed(signal.SIGTERM) if name == hook else True

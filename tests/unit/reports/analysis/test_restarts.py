@@ -16,6 +16,7 @@ from autockpt.reports.analysis.restarts import (
     usual_iteration_s,
 )
 from autockpt.reports.formats.renderers import report
+from autockpt.reports.html.sections.restarts import restarts as restarts_section
 from autockpt.reports.model import build
 from autockpt.values.goal import Goal, OnOff, RestartWish
 from autockpt.values.telemetry import (
@@ -59,6 +60,21 @@ def test_a_restart_is_told_part_by_part() -> None:
     assert (restart.failed_at_s, restart.rank, restart.total_s) == (60.0, 0, 6.0)
     assert set(restart.parts) == set(LABELS) - {"fetch"}, "nothing came from another node"
     assert list(restart.parts.values()) == [0.25, *KNOWN.values(), 1.0]
+
+
+def test_the_process_of_a_restart_is_shown_with_its_reason() -> None:
+    """In the table, and a sentence where a survivor could not keep its own."""
+    same = replace(started(105.0, **KNOWN), process="same")
+    reason = "its function has left a thread"
+    other = replace(started(205.0, **KNOWN), process="new", new_process_reason=reason)
+    events = [failed(100.0), same, first(106.0), failed(200.0), other, first(206.0)]
+    found = restarts(events, 0, 0.0)
+    assert [one.process for one in found] == ["same", "new"]
+    model = replace(build(run_data(ranks=2, total=3600)), restarts=found)
+    page = str(restarts_section(model))
+    assert "parked before" not in page
+    assert "the same" in page
+    assert f"Rank 0 survived, and has a new process: {reason}." in page
 
 
 PART = st.none() | st.floats(0.0, 10.0)

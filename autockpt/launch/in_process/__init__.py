@@ -1,0 +1,1 @@
+"""A rank that survives another one's death runs its function again, in the same process."""

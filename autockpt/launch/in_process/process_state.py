@@ -1,0 +1,212 @@
+"""The state of a process that a function finds when it is called, and finds again at a restart.
+
+A restart within the process is to be like a new process that has just run the script's other code.
+What libraries and the script's own modules keep is not known here: the function must not build on
+what it left there.
+"""
+
+import contextlib
+import gc
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autockpt.launch.standby import imports
+
+LEFT_S = 2.0
+"""Threads and processes of the function have so long to end after it."""
+SHARED_THREADS = ("tqdm_monitor", "TMonitor", "pydevd")
+"""Beginnings of names or types of threads that a library has one of for the whole process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessState:
+    """State that is put back."""
+
+    environment: dict[str, str | None]
+    """The script's changes to the launcher's variables; None: the script has removed it."""
+    directory: str
+    path: tuple[str, ...]
+    arguments: tuple[str, ...]
+    streams: tuple[Any, Any]
+    handlers: dict[int, Any]
+    """Of signals, by number."""
+    loggers: dict[str, tuple[tuple[logging.Handler, ...], int]]
+    """Handlers and level by name; "": the root."""
+    threads: frozenset[threading.Thread]
+    children: frozenset[int]
+    """Processes of `multiprocessing`."""
+    random: Any
+    numpy_random: Any
+    torch: "TorchState | None"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchState:
+    """Settings and random state of torch."""
+
+    generator: Any
+    dtype: Any
+    device: Any
+    threads: int
+    has_gradients: bool
+    precision: str
+    deterministic: tuple[bool, bool]
+    cudnn: tuple[bool, bool]
+
+
+def take() -> ProcessState:
+    """The state now."""
+    given, now = imports.environment_given(), dict(os.environ)
+    numpy: Any = sys.modules.get("numpy")
+    return ProcessState(
+        environment={
+            name: now.get(name)
+            for name in given.keys() | now.keys()
+            if given.get(name) != now.get(name)
+        },
+        directory=os.getcwd(),
+        path=tuple(sys.path),
+        arguments=tuple(sys.argv),
+        streams=(sys.stdout, sys.stderr),
+        handlers={number: signal.getsignal(number) for number in signal.valid_signals()},
+        loggers={
+            name: (tuple(logger.handlers), logger.level) for name, logger in _loggers().items()
+        },
+        threads=frozenset(threading.enumerate()),
+        children=frozenset(child.pid or 0 for child in multiprocessing.active_children()),
+        random=random.getstate(),
+        numpy_random=numpy.random.get_state() if numpy is not None else None,
+        torch=_take_torch(),
+    )
+
+
+def put_back(state: ProcessState, environment: Mapping[str, str]) -> None:
+    """As the function found it, with a new environment of the launcher."""
+    os.environ.clear()
+    os.environ.update(environment)
+    imports.script_begins()
+    for name, value in state.environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    os.chdir(state.directory)
+    sys.path[:], sys.argv[:] = state.path, state.arguments
+    sys.stdout, sys.stderr = state.streams
+    for number, handler in state.handlers.items():
+        # None: a handler that was not installed from Python
+        if handler is not None and signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+    _put_back_loggers(state)
+    random.setstate(state.random)
+    numpy: Any = sys.modules.get("numpy")
+    if state.numpy_random is not None:
+        numpy.random.set_state(state.numpy_random)
+    if state.torch is not None:
+        _put_back_torch(state.torch)
+
+
+def release(weak: Sequence["weakref.ref[Any]"], state: ProcessState) -> str:
+    """Lets go what the function held; why not all of it is, "" where it is.
+
+    `weak`: models and optimizers, which hold the memory.
+    """
+    torch: Any = sys.modules.get("torch")
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()  # each attempt compiles its own models; after eight torch gives up
+    if torch is not None and torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except Exception as error:
+            return f"the CUDA context is of no use any more ({type(error).__name__})"
+    gc.collect()
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    deadline = time.monotonic() + LEFT_S
+    while (left := _left(weak, state)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return left
+
+
+def _left(weak: Sequence["weakref.ref[Any]"], state: ProcessState) -> str:
+    for thread in threading.enumerate():
+        own = thread in state.threads or thread is threading.current_thread()
+        kind = type(thread).__name__
+        if not own and not thread.name.startswith(SHARED_THREADS) and kind not in SHARED_THREADS:
+            return f"its function has left a thread, {thread.name}"
+    for child in multiprocessing.active_children():
+        if child.pid not in state.children:
+            return f"its function has left a process, {child.name}"
+    for item in weak:
+        if (alive := item()) is not None:
+            return f"its function has left a {type(alive).__name__} that something refers to"
+    return ""
+
+
+def _loggers() -> dict[str, logging.Logger]:
+    known = logging.root.manager.loggerDict
+    named = {name: one for name, one in known.items() if isinstance(one, logging.Logger)}
+    return {"": logging.root, **named}
+
+
+def _put_back_loggers(state: ProcessState) -> None:
+    """A handler that the function has added would write each line once more."""
+    for name, logger in _loggers().items():
+        if name not in state.loggers:
+            # Of a library that the function has imported: its handlers are there only once.
+            continue
+        handlers, level = state.loggers[name]
+        for handler in [one for one in logger.handlers if one not in handlers]:
+            logger.removeHandler(handler)
+            with contextlib.suppress(Exception):
+                handler.close()
+        for handler in handlers:
+            logger.addHandler(handler)
+        logger.setLevel(level)
+
+
+def _take_torch() -> TorchState | None:
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return None
+    return TorchState(
+        generator=torch.get_rng_state(),
+        dtype=torch.get_default_dtype(),
+        device=torch.get_default_device(),
+        threads=torch.get_num_threads(),
+        has_gradients=torch.is_grad_enabled(),
+        precision=torch.get_float32_matmul_precision(),
+        deterministic=(
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        cudnn=(torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark),
+    )
+
+
+def _put_back_torch(state: TorchState) -> None:
+    torch: Any = sys.modules["torch"]
+    if torch.get_default_device() != state.device:
+        torch.set_default_device(state.device)
+    torch.set_default_dtype(state.dtype)
+    if torch.get_num_threads() != state.threads:
+        torch.set_num_threads(state.threads)
+    torch.set_grad_enabled(state.has_gradients)
+    torch.set_float32_matmul_precision(state.precision)
+    enabled, warns = state.deterministic
+    torch.use_deterministic_algorithms(enabled, warn_only=warns)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = state.cudnn
+    torch.set_rng_state(state.generator)
+    if torch.cuda.is_initialized():
+        # A seed that a new process has been given reaches its devices when they are opened.
+        torch.cuda.manual_seed_all(torch.initial_seed())

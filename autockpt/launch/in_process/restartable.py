@@ -1,0 +1,206 @@
+"""`autockpt.restartable`: a function that survivors of another rank's death run again.
+
+A thread hears the launcher.  At its order the thread aborts the process groups, so that the
+function leaves its collective by an exception.  Then the session ends as after a failure, and the
+memory of the function is released.  The launcher hears of it, and answers with the variables of the
+next start and the descriptors of its output.  Where something cannot be released this process ends,
+and the rank starts in a new one, as without the decorator.
+"""
+
+import contextlib
+import functools
+import os
+import queue
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TypeVar
+
+from autockpt.launch import startup_timing
+from autockpt.launch.in_process import order, process_groups, process_state
+from autockpt.launch.in_process.channel import Channel, connect
+from autockpt.launch.rank_env import number
+from autockpt.values import script_errors
+from autockpt.values.errors import RestartError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+WORD_S = 10.0
+"""The launcher says within this time whether another rank has died."""
+PARKED_S = 120.0
+"""The launcher needs so long at most to start the other ranks."""
+
+
+class Loop:
+    """The calls of one function in this process."""
+
+    def __init__(self, launcher: Channel) -> None:
+        self._launcher = launcher
+        self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._descriptors: list[int] = []
+        self._ports = process_groups.own_ports()
+        self._restarts = 0
+        self._weak: list[weakref.ref[Any]] = []
+        """Models and optimizers of the call that has ended."""
+        threading.Thread(target=self._listen, name="autockpt-restarts", daemon=True).start()
+        self._began = process_state.take()
+
+    def run(self, call: Callable[[], R]) -> R:
+        """Call it until it ends by itself."""
+        try:
+            while True:
+                self._launcher.send({"restartable": True, "restarts": self._restarts})
+                try:
+                    return call()
+                except (Exception, order.Unwound) as error:
+                    if not self._is_of_peers(error):
+                        raise
+                    failure, left = error, self._leave(error)
+                left = left or self._release()
+                self._go_on(failure, left)
+                del failure
+        finally:
+            self._launcher.close()
+
+    def _listen(self) -> None:
+        """On a thread of its own."""
+        while (heard := self._launcher.receive()) is not None:
+            messages, descriptors = heard
+            self._descriptors += descriptors
+            for message in messages:
+                if "unwind" in message:
+                    order.of_this_process.is_ordered = True
+                    with contextlib.suppress(Exception):
+                        process_groups.abort(self._ports)
+                self._orders.put(message)
+        self._orders.put({"end": "the launcher has gone"})
+
+    def _is_of_peers(self, error: BaseException) -> bool:
+        """Whether the function was left because another rank has died, as the launcher says."""
+        if order.of_this_process.is_ordered:
+            return True
+        # While it attaches the keepers are the first to say that a rank is lost.
+        if script_errors.origin_of(error) != "machine" and not isinstance(error, RestartError):
+            return False
+        self._launcher.send({"failed": script_errors.text_of(error)})
+        return "unwind" in self._next_order(WORD_S)
+
+    def _leave(self, error: BaseException) -> str:
+        """Ends the sessions as after a failure, and frees the stack; why that failed, or ""."""
+        order.of_this_process.is_ordered = True  # it may have come by itself
+        try:
+            cause = ConnectionAbortedError(f"another rank has died: {error}")
+            attaches = sys.modules.get("autockpt.session.attaches")
+            objects = [] if attaches is None else attaches.of_this_process.fail(cause)
+            self._weak = [weakref.ref(item) for item in objects]
+            del objects
+            process_groups.abort(self._ports)
+            process_groups.forget()
+            _clear(error)
+        except Exception as problem:
+            return f"{type(problem).__name__}: {problem}"
+        return ""
+
+    def _release(self) -> str:
+        try:
+            return process_state.release(self._weak, self._began)
+        except Exception as problem:
+            return f"{type(problem).__name__}: {problem}"
+
+    def _go_on(self, failure: BaseException, left: str) -> None:
+        """Waits for the other ranks to start.  Raises `failure` where this process must end."""
+        if left:
+            self._launcher.send({"refused": left})
+            raise failure
+        self._launcher.send({"parked": True})
+        while "environment" not in (given := self._next_order(PARKED_S)):
+            if "unwind" not in given:
+                raise failure
+        startup_timing.begin_anew()
+        self._take_outputs()
+        process_state.put_back(self._began, given["environment"])
+        job = sys.modules.get("autockpt.session.job")
+        if job is not None:
+            job.begin_anew()
+        self._restarts += 1
+        order.of_this_process.is_ordered = False
+        self._launcher.send({"taken": True})
+
+    def _take_outputs(self) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        for source, target in zip(self._descriptors, (1, 2), strict=True):
+            os.dup2(source, target)
+            os.close(source)
+        self._descriptors.clear()
+
+    def _next_order(self, wait_s: float) -> dict[str, Any]:
+        try:
+            return self._orders.get(timeout=wait_s)
+        except queue.Empty:
+            return {}
+
+
+def restartable(function: Callable[P, R]) -> Callable[P, R]:
+    """Lets a rank that survives another one's death run the function again, in the same process.
+
+    `function` does the whole training: it makes the process group, the model and the data, calls
+    `attach`, and trains.  When another rank of the machine has died, `autockpt run` has it called
+    again with the same arguments.  It must not build on values that an earlier call has left in
+    global variables.  With several nodes, one rank, or another launcher it is an ordinary function.
+    """
+
+    @functools.wraps(function)
+    def run(*arguments: P.args, **named: P.kwargs) -> R:
+        launcher = _launcher()
+        if launcher is None:
+            return function(*arguments, **named)
+        return Loop(launcher).run(functools.partial(function, *arguments, **named))
+
+    return run
+
+
+def _launcher() -> Channel | None:
+    """The connection to a launcher that restarts so; None: there is none, or it could not."""
+    ranks, nodes = number(os.environ, "WORLD_SIZE"), number(os.environ, "GROUP_WORLD_SIZE")
+    on_main = threading.current_thread() is threading.main_thread()
+    if (ranks or 1) < 2 or nodes != 1 or not on_main or os.environ.get("AUTOCKPT_MODE") != "run":
+        return None
+    if process_groups.are_there():
+        _say_once("the process group was made before the function began; make it inside")
+        return None
+    if not process_groups.can_be_aborted():
+        _say_once("this version of torch cannot abort process groups")
+        return None
+    return connect(os.environ)
+
+
+def _say_once(reason: str) -> None:
+    if os.environ.get("LOCAL_RANK") == "0":
+        with contextlib.suppress(OSError, ValueError):
+            print(f"autockpt: restarts need new processes: {reason}", file=sys.stderr, flush=True)
+
+
+def _clear(error: BaseException) -> None:
+    """Frees the variables of functions that exceptions have left; the tracebacks stay."""
+    for one in _chain(error):
+        traceback.clear_frames(one.__traceback__)
+        for frame, _ in traceback.walk_tb(one.__traceback__):
+            # Until Python 3.13 a frame keeps the dictionary that its last reader was given, and
+            # brings it up to date for the next one.
+            frame.f_locals  # noqa: B018
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            waiting += [one.__cause__, one.__context__]

@@ -1,0 +1,78 @@
+"""A thread that stands in a collective of gloo is freed."""
+
+import os
+import socket
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed
+
+from autockpt.launch.in_process import process_groups
+
+distributed: Any = torch.distributed
+
+
+def pair() -> list[Any]:
+    """Two ranks of one group, both in this process."""
+    store: Any = distributed.HashStore()
+    groups: list[Any] = [None, None]
+
+    def make(rank: int) -> None:
+        options = distributed.ProcessGroupGloo._Options()
+        options._timeout = timedelta(seconds=120)
+        options._devices = [distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        groups[rank] = distributed.ProcessGroupGloo(store, rank, 2, options)
+
+    makers = [threading.Thread(target=make, args=(rank,)) for rank in (0, 1)]
+    for maker in makers:
+        maker.start()
+    for maker in makers:
+        maker.join(60)
+    return groups
+
+
+def test_a_collective_whose_other_rank_never_comes_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a connection of the script's own, to a port that it listened at before, stays."""
+    monkeypatch.setenv("MASTER_PORT", "1")
+    before = socket.create_server(("127.0.0.1", 0))
+    known = process_groups.own_ports()
+    client = socket.create_connection(before.getsockname())
+    server, _ = before.accept()
+    groups, raised = pair(), []
+
+    def stand() -> None:
+        try:
+            groups[0].allreduce([torch.ones(4)]).wait()
+        except RuntimeError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=stand, daemon=True)
+    thread.start()
+    thread.join(0.2)
+    assert thread.is_alive()
+    process_groups.abort(known)
+    thread.join(60)
+    assert len(raised) == 1
+    client.sendall(b"alive")
+    assert server.recv(5) == b"alive"
+    for one in (client, server, before):
+        one.close()
+
+
+def test_sockets_that_are_looked_at_still_block() -> None:
+    """Also where the script has set a default timeout."""
+    ours, theirs = socket.socketpair()
+    listener = socket.create_server(("127.0.0.1", 0))
+    socket.setdefaulttimeout(5.0)
+    try:
+        assert listener.getsockname()[1] in process_groups.own_ports()
+        assert socket.getdefaulttimeout() == 5.0
+        assert listener.getblocking()
+        assert os.get_blocking(listener.fileno())
+    finally:
+        socket.setdefaulttimeout(None)
+        for one in (ours, theirs, listener):
+            one.close()

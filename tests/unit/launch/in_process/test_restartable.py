@@ -1,0 +1,204 @@
+"""The function's side, against a launcher that the test plays."""
+
+import logging
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from autockpt.launch.in_process import order, process_state, restartable
+from autockpt.launch.in_process.channel import Channel
+
+
+class Launcher:
+    """Answers a function as it is told to."""
+
+    def __init__(self) -> None:
+        here, there = socket.socketpair()
+        self.there, self._channel = Channel(there), Channel(here)
+        here.settimeout(60)
+        self._heard: list[dict[str, Any]] = []
+
+    def hear(self) -> dict[str, Any]:
+        """The next message."""
+        while not self._heard:
+            heard = self._channel.receive()
+            assert heard is not None
+            self._heard += heard[0]
+        return self._heard.pop(0)
+
+    def say(self, **message: Any) -> None:
+        self._channel.send(message)
+
+    def go_on(self, **variables: str) -> None:
+        """The next start, with the output as it is."""
+        self._channel.send({"environment": {**os.environ, **variables}}, (1, 2))
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+@pytest.fixture
+def launcher() -> Iterator[Launcher]:
+    """One that is connected."""
+    made, before = Launcher(), dict(os.environ)
+    yield made
+    made.close()
+    order.of_this_process.is_ordered = False
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def beside(launcher: Callable[[], None]) -> threading.Thread:
+    """The launcher's part, on a thread."""
+    thread = threading.Thread(target=launcher, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_survivor_finds_its_process_as_it_was(launcher: Launcher) -> None:
+    """Random state, settings, log handlers and directory; variables are those of the new start."""
+    torch.manual_seed(4)
+    root, found = logging.getLogger(), []
+
+    def function() -> str:
+        found.append((torch.rand(3).tolist(), torch.get_default_dtype(), os.getcwd(),
+                      len(root.handlers), os.environ.get("RANK")))  # fmt: skip
+        if len(found) == 2:
+            return "over"
+        root.addHandler(logging.NullHandler())
+        torch.set_default_dtype(torch.float64)
+        os.chdir("/")
+        order.of_this_process.require_none()
+        raise ConnectionError("a collective of gloo")
+
+    def play() -> None:
+        assert launcher.hear() == {"restartable": True, "restarts": 0}
+        assert "failed" in launcher.hear()
+        launcher.say(unwind=True)
+        assert launcher.hear() == {"parked": True}
+        launcher.go_on(RANK="7")
+        assert launcher.hear() == {"taken": True}
+        assert launcher.hear() == {"restartable": True, "restarts": 1}
+
+    playing = beside(play)
+    assert restartable.Loop(launcher.there).run(function) == "over"
+    playing.join(60)
+    assert not playing.is_alive()
+    assert found[0][:4] == found[1][:4]
+    assert found[1][4] == "7"
+
+
+def test_a_failure_of_its_own_is_raised(launcher: Launcher) -> None:
+    """A mistake at once, and what another rank's death may cause when no rank has died."""
+
+    def play() -> None:
+        launcher.hear()
+        assert "failed" in launcher.hear()
+        launcher.say(alone=True)
+
+    playing = beside(play)
+    with pytest.raises(ConnectionError, match="of its own"):
+        restartable.Loop(launcher.there).run(_raising(ConnectionError("of its own")))
+    playing.join(60)
+    other = Launcher()
+    with pytest.raises(TypeError, match="a mistake"):
+        restartable.Loop(other.there).run(_raising(TypeError("a mistake")))
+    other.close()
+
+
+@pytest.mark.parametrize("leaves", ["thread", "model"])
+def test_what_cannot_be_released_is_named(
+    launcher: Launcher, leaves: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process ends by the exception of the function."""
+    monkeypatch.setattr(process_state, "LEFT_S", 0.05)
+    gate, kept, said = threading.Event(), [], []
+
+    def function() -> None:
+        if leaves == "thread":
+            threading.Thread(target=gate.wait, name="loads-data", daemon=True).start()
+        else:
+            kept.append(torch.nn.Linear(2, 2))
+            loop._weak = [weakref.ref(kept[0])]
+            monkeypatch.setattr(loop, "_leave", lambda error: "")
+        raise ConnectionError("a collective of gloo")
+
+    def play() -> None:
+        launcher.hear()
+        launcher.hear()
+        launcher.say(unwind=True)
+        said.append(launcher.hear())
+
+    playing, loop = beside(play), restartable.Loop(launcher.there)
+    with pytest.raises(ConnectionError, match="a collective"):
+        loop.run(function)
+    playing.join(60)
+    gate.set()
+    [answer] = said
+    assert {"thread": "loads-data", "model": "Linear"}[leaves] in answer["refused"]
+
+
+def test_variables_of_the_function_are_freed(launcher: Launcher) -> None:
+    """A model in the frames of an exception would be held for ever."""
+    freed = []
+
+    class Model(torch.nn.Linear):
+        def __del__(self) -> None:
+            freed.append(True)
+
+    def deep(model: Model) -> None:
+        try:
+            raise ConnectionError("a collective of gloo")
+        except ConnectionError as error:
+            raise RuntimeError("the connection is gone") from error
+
+    def function() -> None:
+        if not freed:
+            deep(Model(2, 2))
+
+    def play() -> None:
+        launcher.hear()
+        launcher.hear()
+        launcher.say(unwind=True)
+        launcher.hear()
+        launcher.go_on()
+
+    playing = beside(play)
+    restartable.Loop(launcher.there).run(function)
+    playing.join(60)
+    assert freed
+
+
+def test_a_boundary_behind_the_order_is_none() -> None:
+    """A collective on a device may return without a result after its group was aborted."""
+    unwinding = order.Unwinding()
+    unwinding.require_none()
+    unwinding.is_ordered = True
+    with pytest.raises(order.Unwound, match="another rank has died"):
+        unwinding.require_none()
+
+
+def test_without_a_launcher_it_is_an_ordinary_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arguments and result are its own."""
+    monkeypatch.delenv("AUTOCKPT_LAUNCHER_PID", raising=False)
+
+    @restartable.restartable
+    def add(one: int, *, two: int) -> int:
+        """Adds."""
+        return one + two
+
+    assert add(1, two=2) == 3
+    assert add.__doc__ == "Adds."
+
+
+def _raising(error: Exception) -> Callable[[], None]:
+    def function() -> None:
+        raise error
+
+    return function
