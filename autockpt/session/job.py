@@ -31,7 +31,7 @@ from autockpt.run_directory import RunDirectory
 from autockpt.session.attaches import of_this_process, within
 from autockpt.session.place.called_function import call_arguments
 from autockpt.values import same_job
-from autockpt.values.errors import ConfigError
+from autockpt.values.errors import AutockptError, ConfigError
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Goal, RemoteWish
 from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
@@ -150,6 +150,9 @@ def current_job(
     again = of_this_process.again(path, launch_id)
     restart_round = restart_count * ATTACHES + again
     checkpoints = files.checkpoints(goal)
+    if goal.is_in_store and not shared:
+        takes = fresh or launch_is_fresh or "AUTOCKPT_RESUME_FROM" in environment
+        _require_own_store(checkpoints, place, takes=takes)
     nodes = (0,) * world_size
     incarnation = p.Incarnation(launch_id=launch_id, restart_round=restart_round)
     control_host, domains = "", UNKNOWN_DOMAINS
@@ -324,16 +327,59 @@ def _placed(path: str, place: RankPlace) -> Placed:
     _calls += 1
     name = f"autockpt/place/{_calls}"
     if store is None or place.rank == 0:
-        several = place.world_size > 1
-        unheard = place.world_size if store is None and several else 0
-        identity = current_identity(unheard, alone=not (several or in_group_of_several()))
-        placed = put_in(path, identity, take=take)
+        placed = put_in(path, _identity(place, hears=store is not None), take=take)
         if store is not None:
             store.set(name, placed.suffix or "-")
         return placed
     suffix = bytes(store.get(name)).decode()
     suffix = "" if suffix == "-" else suffix
     return Placed(path=path + suffix, suffix=suffix)
+
+
+def _identity(place: RankPlace, *, hears: bool) -> same_job.Job:
+    """Of this start; the same on all ranks, where these cannot hear what rank 0 has found."""
+    several = place.world_size > 1
+    unheard = place.world_size if several and not hears else 0
+    return current_identity(unheard, alone=not (several or in_group_of_several()))
+
+
+def _require_own_store(checkpoints: str, place: RankPlace, *, takes: bool) -> None:
+    """Raises ConfigError where a store has the checkpoints of another job; on all ranks alike.
+
+    The run directory, which else says so, may be that of a new machine.  Nothing is known of a
+    store that does not answer: where memory has a checkpoint of this run, it is not needed.
+    """
+    store, said = None, ""
+    with contextlib.suppress(ConfigError):
+        store = group_store()
+    name = f"autockpt/job/{_calls}"
+    if store is None or place.rank == 0:
+        with contextlib.suppress(AutockptError, OSError):
+            said = _foreign_job(checkpoints, _identity(place, hears=store is not None), takes)
+        if store is not None:
+            store.set(name, said or "-")
+    else:
+        said = bytes(store.get(name)).decode()
+    if said not in ("", "-"):
+        raise ConfigError(said)
+
+
+def _foreign_job(checkpoints: str, job: same_job.Job, takes: bool) -> str:
+    """A sentence where the store is another job's; else "", and it is this job's now.
+
+    Raises StorageError.
+    """
+    directory = CheckpointDirectory(checkpoints)
+    takes = takes or os.environ.get(SAME_JOB) == "1"
+    if directory.claim_job(to_json(job).encode(), replace=takes) or takes:
+        return ""
+    found = directory.differences(job)
+    if not found:
+        return ""
+    return (
+        f"{checkpoints}: holds checkpoints of another job: {'; '.join(found)}; name another place "
+        f"with disk.path, or go on with these: {SAME_JOB}=1"
+    )
 
 
 def _own(goal: Goal, named: str, suffix: str) -> Goal:

@@ -31,7 +31,7 @@ from autockpt.values.errors import ConfigError
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Goal
 from autockpt.values.policy_keys.paths import is_store_url
-from autockpt.values.record import from_json, to_json
+from autockpt.values.record import to_json
 
 WRITTEN_S = 5.0
 """A launcher writes run.json so soon after it has taken the directory."""
@@ -224,15 +224,7 @@ def _require_same_job(place: str, script: Script) -> None:
     """
     from autockpt.executors.storage.directory import CheckpointDirectory
 
-    text, job = CheckpointDirectory(place).job(), job_of(script)
-    if not text:
-        return
-    try:
-        there = from_json(same_job.Job, text, where=f"{place}/JOB")
-    except ConfigError:
-        return  # written by a later version
-    same_script = os.path.basename(there.script) == os.path.basename(job.script)
-    if found := same_job.differences(there, job, same_script=same_script):
+    if found := CheckpointDirectory(place).differences(job_of(script)):
         raise ConfigError(
             f"{place}: holds checkpoints of another job: {'; '.join(found)}; name another place "
             "with disk.path, or go on with these: --same-job"

@@ -23,7 +23,7 @@ from autockpt.cli.shared.plan_choice import Scale
 from autockpt.console import Console
 from autockpt.launch import environment
 from autockpt.launch.elastic import compiled_code
-from autockpt.launch.rank_env import agent_of, under_srun
+from autockpt.launch.rank_env import agent_of, place_of_rank, under_srun
 from autockpt.launch.script import Script
 from autockpt.run_directory import RunDirectory, default_path
 from autockpt.values.errors import AutockptError, ConfigError
@@ -42,7 +42,10 @@ def as_worker(request: Request, foreign: str, console: Console) -> Callable[[], 
         request = placed(request, console if speaks else None)
         path = request.run_dir or path
     here = replace(request, run_dir=path)
-    first(path, scale, lambda launch_id: _prepare(here, scale, launch_id, foreign, console))
+    first(
+        path, scale, lambda launch_id: _prepare(here, scale, launch_id, foreign, console),
+        on_each_node=goal_for(here, scale).is_in_store,
+    )  # fmt: skip
     variables = {environment.RUN_DIR: os.path.abspath(path), environment.MODE: "run"}
     if request.resume_from:
         variables[environment.RESUME_FROM] = request.resume_from
@@ -58,15 +61,19 @@ def as_worker(request: Request, foreign: str, console: Console) -> Callable[[], 
     return run_here(request.script, requeues=under_srun(os.environ))
 
 
-def first(path: str, scale: Scale, prepare_as: Callable[[str], None]) -> None:
+def first(
+    path: str, scale: Scale, prepare_as: Callable[[str], None], *, on_each_node: bool = False
+) -> None:
     """At the start of a launch rank 0 prepares its directory, and the others wait for that.
 
     `prepare_as` gets the id of the launch, which it leaves in run.json when all is there.
+    `on_each_node`: the first rank of each node does that, since nodes share no directory.
     """
     if environment.restart_count(os.environ) != 0:
         return
     launch_id = _launch_id(scale)
-    if environment.rank(os.environ) == 0:
+    place = place_of_rank(os.environ)
+    if place.rank == 0 or (on_each_node and place.nodes > 1 and place.local_rank == 0):
         prepare_as(launch_id)
     else:
         _wait_for_leader(path, launch_id)
@@ -98,9 +105,14 @@ def _prepare(
     prepare(run, request.script, "run", goal, scale, anew=request.takes)
     if not request.fresh:
         require_back(run, goal, console)
-    console.say(f"plan: {write_decision(run, request, goal, found, scale.nodes)}")
+    plan = write_decision(run, request, goal, found, scale.nodes)
+    is_first = environment.rank(os.environ) == 0
+    if is_first:
+        console.say(f"plan: {plan}")
     # Last, because the other ranks wait for it.
     prepare(run, request.script, "run", goal, scale, launch_id)
+    if not is_first:
+        return
     console.say(f"started by {foreign}: this is rank 0; run directory: {path}")
     console.next(["autockpt", "report", str(path)], note="is for when it is over")
 

@@ -33,6 +33,7 @@ from autockpt.executors.storage.lineage import decision_text, read_decision
 from autockpt.executors.storage.places.choose import absolute, place_of
 from autockpt.executors.storage.places.place import MAX_RECORD_BYTES, always
 from autockpt.executors.storage.places.store import read_patiently
+from autockpt.executors.storage.places.unfinished_uploads import end_uploads_before
 from autockpt.values.errors import (
     AutockptError,
     ConfigError,
@@ -44,6 +45,7 @@ from autockpt.values.errors import (
 )
 from autockpt.values.generation import Generation
 from autockpt.values.record import from_json, to_json
+from autockpt.values.same_job import Job, differences
 
 FORMAT = 2
 _T = TypeVar("_T")
@@ -203,6 +205,18 @@ class CheckpointDirectory:
         with _storage("read", path), contextlib.suppress(FileNotFoundError):
             return self._place.read(path)
         return b""
+
+    def differences(self, job: Job) -> list[str]:
+        """What makes `job` another one than the store's; [] where it is the same, or unknown.
+
+        Raises StorageError.
+        """
+        try:
+            there = from_json(Job, self.job() or to_json(job).encode(), where=f"{self.path}/JOB")
+        except ConfigError:
+            return []  # written by a later version
+        same = os.path.basename(there.script) == os.path.basename(job.script)
+        return differences(there, job, same_script=same)
 
     def require_writable(self) -> None:
         """Opens the directory and writes a page into it.  Raises StorageError when it cannot."""
@@ -707,6 +721,7 @@ class CheckpointDirectory:
                         _put_back(path)
                     else:
                         self.trash(generation)
+        end_uploads_before(self.path, term)
 
     def delete(self, generation: Generation) -> int:
         """Deletes a committed generation, COMMIT first; bytes freed.

@@ -30,6 +30,11 @@ from autockpt.executors.storage.directory import (
 )
 from autockpt.executors.storage.lineage import read_decision
 from autockpt.executors.storage.places.choose import place_of
+from autockpt.executors.storage.places.unfinished_uploads import (
+    UnfinishedUpload,
+    end_upload,
+    unfinished_uploads,
+)
 from autockpt.values.errors import (
     AutockptError,
     ConfigError,
@@ -61,8 +66,11 @@ class Leftover:
 
     path: str
     kind: str
-    """trash, spare, temporary, unfinished or keeper."""
+    """trash, spare, temporary, unfinished, upload or keeper."""
     bytes: int
+    """0 for an upload, of which a listing says no size."""
+    upload: UnfinishedUpload | None = None
+    """The request to a store that was cut off, for one of that kind."""
 
 
 # --- looking --------------------------------------------------------------------------------------
@@ -190,6 +198,10 @@ def leftovers(directory: str, *, newest_term: int | None = None) -> list[Leftove
                 found.append(_leftover(folder, name, "temporary", size))
     for name in _listed(directory):
         found += _of_generation(directory, name, newest_term)
+    for upload in unfinished_uploads(directory):
+        if newest_term is None or upload.term <= newest_term:
+            path = f"s3://{upload.bucket}/{upload.key}"
+            found.append(Leftover(path=path, kind="upload", bytes=0, upload=upload))
     return found
 
 
@@ -235,8 +247,11 @@ def remove(leftover: Leftover) -> None:
             if free:
                 shutil.rmtree(leftover.path)
         return
-    if is_store_url(leftover.path):
+    if leftover.upload is not None:
+        end_upload(leftover.upload)
+    elif is_store_url(leftover.path):
         place_of(leftover.path).remove(leftover.path)
+    if is_store_url(leftover.path):
         return
     if os.path.isdir(leftover.path) and not os.path.islink(leftover.path):
         shutil.rmtree(leftover.path)

@@ -38,12 +38,19 @@ class Machine:
         self.folder, self.url = folder, url
         self._ranks = ranks
         self.options: tuple[str, ...] = ()
-        self._job: subprocess.Popen[bytes] | None = None
+        self.launcher: tuple[str, ...] = ()
+        """The module of another launcher with its options; empty: `autockpt run` launches."""
+        self.job: subprocess.Popen[bytes] | None = None
 
     @property
     def run(self) -> Path:
         """The control directory, as the documented rule names it."""
         return self.folder / control_path(self.url)
+
+    @property
+    def is_running(self) -> bool:
+        """Its launcher lives."""
+        return self.job is not None and self.job.poll() is None
 
     @property
     def said(self) -> str:
@@ -52,41 +59,44 @@ class Machine:
 
     def start(self, *, steps: int, pace_s: float = 0.02, settings: tuple[str, ...] = ()) -> None:
         """Starts it; the policy is an option."""
-        argv = [sys.executable, "-m", "autockpt", "run", "--nproc-per-node", str(self._ranks),
-                "--no-profile"]  # fmt: skip
+        argv = [sys.executable, "-m", *self.launcher, "autockpt", "run"]
+        if not self.launcher:
+            argv += ["--nproc-per-node", str(self._ranks)]
+        argv.append("--no-profile")
         for one in (f"disk.path={self.url}", "memory.interval=5 steps", "disk.interval=10 steps",
                     "retune=false", *settings):  # fmt: skip
             argv += ["--set", one]
         argv += [*self.options, "--", str(SCRIPT), "--steps", str(steps)]
         with open(self.folder / "out", "ab") as out:
-            self._job = subprocess.Popen(
+            self.job = subprocess.Popen(
                 argv, cwd=self.folder, env={**environment(), "TEST_PACE_S": str(pace_s)},
                 stdout=out, stderr=out, start_new_session=True,
             )  # fmt: skip
 
     def finish(self) -> dict[int, str]:
         """The digests by rank."""
-        assert self._job is not None
-        assert self._job.wait(PATIENCE_S) == 0, self.said
+        assert self.job is not None
+        assert self.job.wait(PATIENCE_S) == 0, self.said
         logs = [path.read_text() for path in (self.run / "logs").rglob("*") if path.is_file()]
         found = re.findall(r"digest of rank (\d+): (\w+)", "\n".join([self.said, *logs]))
         return {int(rank): digest for rank, digest in found}
 
     def lose(self) -> None:
         """The machine is gone: every process, and everything on its disk."""
-        assert self._job is not None
+        assert self.job is not None
         self.end()
         shutil.rmtree(self.folder / "runs")
 
     def end(self) -> None:
         """Ends whatever still lives, the keeper first: nothing is saved behind it."""
         end_keeper(str(self.run), nodes=2)
-        if self._job is not None and self._job.poll() is None:
-            ranks = psutil.Process(self._job.pid).children(recursive=True)
-            for process in (self._job, *ranks):
-                with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+        if self.job is not None and self.job.poll() is None:
+            ranks = psutil.Process(self.job.pid).children(recursive=True)
+            self.job.kill()
+            for process in ranks:
+                with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
-            self._job.wait(PATIENCE_S)
+            self.job.wait(PATIENCE_S)
         end_keeper(str(self.run), nodes=2)
 
 
@@ -103,8 +113,9 @@ def machine(folder: Path, url: str, *, ranks: int = 1) -> Iterator[Machine]:
 class Nodes:
     """Two nodes on one machine, each with a working directory of its own."""
 
-    def __init__(self, folder: Path, url: str) -> None:
+    def __init__(self, folder: Path, url: str, *, torchrun: bool = False) -> None:
         folder.mkdir()
+        self._torchrun = torchrun
         self.machines = [Machine(folder / f"node{number}", url) for number in range(2)]
 
     def start(self, *, steps: int, pace_s: float) -> None:
@@ -113,8 +124,13 @@ class Nodes:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         for number, one in enumerate(self.machines):
-            one.options = ("--nnodes", "2", "--node-rank", str(number), "--rdzv-endpoint",
-                           f"127.0.0.1:{port}", "--rdzv-id", "nodes")  # fmt: skip
+            meeting = ("--nnodes", "2", "--node-rank", str(number), "--rdzv-endpoint",
+                       f"127.0.0.1:{port}", "--rdzv-id", "nodes")  # fmt: skip
+            if self._torchrun:
+                one.launcher = ("torch.distributed.run", *meeting, "--rdzv-backend", "c10d",
+                                "--nproc-per-node", "1", "-m", "--")  # fmt: skip
+            else:
+                one.options = meeting
             one.start(steps=steps, pace_s=pace_s)
 
     def run(self, *, steps: int, pace_s: float) -> dict[int, str]:
@@ -136,9 +152,9 @@ class Nodes:
 
 
 @contextlib.contextmanager
-def nodes(folder: Path, url: str) -> Iterator[Nodes]:
+def nodes(folder: Path, url: str, *, torchrun: bool = False) -> Iterator[Nodes]:
     """Two, without a process left behind."""
-    both = Nodes(folder, url)
+    both = Nodes(folder, url, torchrun=torchrun)
     try:
         yield both
     finally:
@@ -168,7 +184,7 @@ def bare(folder: Path, *, steps: int, seed: int = 0) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_new_machine_resumes_from_the_store_alone(
-    tmp_path: Path, s3: None, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, s3: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everything is killed and the directory removed; the end is that of an undisturbed run."""
     url = URL.format("lost")
@@ -183,13 +199,17 @@ def test_a_new_machine_resumes_from_the_store_alone(
         assert second.finish() == {0: bare(tmp_path, steps=60)}
         assert f"resumed step {step} from disk" in second.said, second.said
         newest = committed_names(url)[-1]
+        monkeypatch.chdir(second.folder)
         for place in (url, str(second.run)):
             for words in (("ls",), ("show",), ("verify",)):
                 assert cli([*words, place]) == 0
                 assert newest in capsys.readouterr().out
-        assert autockpt.load(str(second.run))
-        assert cli(["watch", "--json", str(second.run)]) == 0
-        assert cli(["report", str(second.run)]) == 0
+            assert autockpt.load(place)
+            assert cli(["watch", "--json", place]) == 0
+            assert cli(["report", place]) == 0
+        assert cli(["explain", url]) == cli(["explain", str(second.run)])
+        assert cli(["diff", url, f"{url}/{newest}"]) == 0
+        assert cli(["gc", "--dry-run", url]) == 0
         assert not (second.run / "checkpoints").exists()
 
 
@@ -215,15 +235,16 @@ def test_each_rank_puts_its_own_shard(tmp_path: Path, s3: None) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_two_nodes_share_nothing_but_the_store(tmp_path: Path, s3: None) -> None:
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_two_nodes_share_nothing_but_the_store(tmp_path: Path, s3: None, torchrun: bool) -> None:
     """Each node has a run directory of its own; both are lost, and new nodes resume."""
-    url = URL.format("nodes")
+    url = URL.format(f"nodes-{torchrun}")
     expected = {rank: bare(tmp_path, steps=60, seed=rank) for rank in range(2)}
-    with nodes(tmp_path / "first", url) as first:
+    with nodes(tmp_path / "first", url, torchrun=torchrun) as first:
         first.start(steps=60, pace_s=0.1)
         wait_for(url, checkpoints=2)
         first.lose()
-    with nodes(tmp_path / "second", url) as second:
+    with nodes(tmp_path / "second", url, torchrun=torchrun) as second:
         assert second.run(steps=60, pace_s=0.0) == expected
         assert "resumed step" in second.said, second.said
 
@@ -247,6 +268,37 @@ def test_another_job_is_refused(
     assert "32" in said
     assert cli([*words, "--steps", "20"]) == 0
     assert not (first.folder / "runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_script_that_attaches_alone_is_refused_the_store_of_another_job(
+    tmp_path: Path, s3: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each start is on a new machine; the same job is let in, under `autockpt run` as well."""
+    url = URL.format("alone")
+
+    def start(name: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / name).mkdir()
+        try:
+            return subprocess.run(
+                [sys.executable, str(SCRIPT), "--url", url, "--steps", "6", *words],
+                cwd=tmp_path / name, env={**environment(), **variables}, capture_output=True,
+                text=True, timeout=PATIENCE_S, check=False,
+            )  # fmt: skip
+        finally:
+            end_keeper(str(tmp_path / name / "runs" / "train"))
+
+    assert start("first").returncode == 0
+    other = start("other", "--width", "32")
+    assert other.returncode != 0
+    assert f"{url}: holds checkpoints of another job: " in other.stderr
+    assert "AUTOCKPT_SAME_JOB=1" in other.stderr
+    assert start("same").returncode == 0
+    words = ["run", "--no-profile", "--dry-run", "--set", f"disk.path={url}", str(SCRIPT)]
+    assert cli([*words, "--url", url, "--steps", "6"]) == 0
+    assert cli([*words, "--url", url, "--width", "32"]) == 78
+    capsys.readouterr()
 
 
 def test_a_store_that_does_not_answer_ends_a_start(

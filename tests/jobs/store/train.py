@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 import autockpt
+from autockpt.values.goal import Goal
 
 
 def main() -> None:
@@ -21,6 +22,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--bare", action="store_true")
+    parser.add_argument("--url", help="of the checkpoints, without `autockpt run`")
     options = parser.parse_args()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo")
@@ -30,7 +32,8 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     steps: Iterable[int] = range(options.steps)
     if not options.bare:
-        steps = autockpt.attach(model=model, optimizer=optimizer).steps(options.steps)
+        goal = Goal(storage_path=options.url) if options.url else None
+        steps = autockpt.attach(model=model, optimizer=optimizer, goal=goal).steps(options.steps)
     for _ in steps:
         batch = torch.randn(8, 16)
         loss = ((model(batch) - batch) ** 2).mean()

@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from autockpt.executors.storage.places import store
+from autockpt.executors.storage.places.object_store import Objects
 from autockpt.launch import given
 from autockpt.launch.given import GivenLaunch, give_launch, numbered
 from autockpt.session.job import current_job
+from autockpt.values.errors import ConfigError
+from autockpt.values.goal import Goal
 
 
 @pytest.fixture
@@ -54,6 +58,30 @@ def test_fresh_begins_once_in_a_launch(
     claimed = current_job().incarnation
     monkeypatch.setattr("autockpt.session.job._claimed_by", lambda *_: claimed)
     assert not current_job(fresh=True).fresh
+
+
+def test_a_store_keeps_its_job_where_the_run_directory_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that attaches by itself, on a new machine each time; a user's word takes over."""
+    monkeypatch.setattr(store, "_bucket", lambda *_: Objects(f"file://{tmp_path}/objects"))
+    goal = Goal(storage_path="s3://bucket/run")
+
+    def attach(machine: str, *words: str, fresh: bool = False) -> str:
+        monkeypatch.setattr(sys, "argv", ["train.py", *words])
+        return current_job(run_dir=str(tmp_path / machine), policy=goal, fresh=fresh).checkpoints
+
+    assert attach("first", "--lr", "1") == goal.storage_path
+    assert attach("second", "--lr", "1", "--steps", "9") == goal.storage_path
+    with pytest.raises(ConfigError, match=r"of another job: --lr 2 \(there: 1\); .*SAME_JOB=1"):
+        attach("third", "--lr", "2")
+    monkeypatch.setenv("AUTOCKPT_SAME_JOB", "1")
+    assert attach("fourth", "--lr", "2") == goal.storage_path
+    monkeypatch.delenv("AUTOCKPT_SAME_JOB")
+    assert attach("fifth", "--lr", "2") == goal.storage_path
+    assert attach("sixth", "--lr", "3", fresh=True) == goal.storage_path
+    with pytest.raises(ConfigError, match=r"--lr 2 \(there: 3\)"):
+        attach("seventh", "--lr", "2")
 
 
 def test_variables_of_the_launcher_above_are_forgotten(

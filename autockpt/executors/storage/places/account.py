@@ -76,6 +76,14 @@ def version() -> tuple[object, ...]:
     return *variables(), path, found.st_ino, found.st_size, found.st_mtime_ns
 
 
+def s3_keys() -> Mapping[str, str]:
+    """Keys of S3 by the library's names; empty where another source lends them."""
+    if not os.environ.get("AWS_ACCESS_KEY_ID"):
+        return keys_in(credentials_file())
+    found = {ours: os.environ.get(name.upper(), "") for name, ours in _KEYS.items()}
+    return {name: value for name, value in found.items() if value}
+
+
 def keys_in(path: str) -> Mapping[str, str]:
     """The keys of AWS_PROFILE in a credentials file, by the library's names.
 

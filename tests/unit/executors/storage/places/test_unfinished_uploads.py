@@ -1,0 +1,136 @@
+"""Uploads that were cut off are listed and ended, by requests that a store takes for signed."""
+
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, parse_qsl, urlsplit
+
+import pytest
+
+from autockpt.executors.storage import maintenance
+from autockpt.executors.storage.places import unfinished_uploads
+from autockpt.executors.storage.places.account import s3_keys
+from autockpt.executors.storage.places.object_store import PART_BYTES, Objects
+from autockpt.executors.storage.places.unfinished_uploads import end_uploads_before
+from autockpt.values.generation import Generation
+from tests.unit.executors.storage.remote.test_remote import account, endpoint, s3
+
+__all__ = ["endpoint", "s3"]
+
+
+class Uploads(ThreadingHTTPServer):
+    """A bucket with uploads by key, and every request that came."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Request)
+        self.keys: list[str] = []
+        self.came: list[tuple[str, str, dict[str, str]]] = []
+
+
+class _Request(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        server, query = self.server, parse_qs(urlsplit(self.path).query, keep_blank_values=True)
+        assert isinstance(server, Uploads)
+        server.came.append((self.command, self.path, dict(self.headers)))
+        if self.command == "DELETE":
+            server.keys.remove(urlsplit(self.path).path.removeprefix("/bucket/"))
+        uploads = "".join(
+            f"<Upload><Key>{key}</Key><UploadId>id&amp;{n}</UploadId></Upload>"
+            for n, key in enumerate(server.keys)
+            if key.startswith(query.get("prefix", ["-"])[0])
+        )
+        body = f"<ListMultipartUploadsResult>{uploads}</ListMultipartUploadsResult>".encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_DELETE = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Uploads]:
+    """On this machine; the environment names it."""
+    server = Uploads()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    account(f"http://127.0.0.1:{server.server_port}", monkeypatch)
+    yield server
+    server.shutdown()
+    thread.join(60)
+    server.server_close()
+
+
+def shard(term: int, run: str = "run") -> str:
+    """The key of a shard of a start."""
+    return f"{run}/{Generation(term=term, step=4).name}/shard-00000-a1.safetensors"
+
+
+def test_uploads_of_older_starts_are_ended(server: Uploads) -> None:
+    """Those of this start go on, and so do those of another run, or of no run."""
+    kept = [shard(3), shard(1, "other"), shard(1, "run-2"), "run/video.mp4"]
+    server.keys = [shard(1), *kept, shard(2)]
+    assert end_uploads_before("s3://bucket/run", 3) == 2
+    assert server.keys == kept
+    assert "uploadId=id%260" in server.came[1][1]
+    assert end_uploads_before("gs://bucket/run", 3) == 0
+    assert end_uploads_before("/a/directory", 3) == 0
+
+
+def test_without_keys_or_an_answer_nothing_is_ended(
+    server: Uploads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not an error: a rule of the bucket does the same."""
+    server.keys = [shard(1)]
+    with monkeypatch.context() as patch:
+        patch.delenv("AWS_ACCESS_KEY_ID")
+        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
+        assert end_uploads_before("s3://bucket/run", 3) == 0
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert end_uploads_before("s3://bucket/run", 3) == 0
+    assert server.came == []
+
+
+@pytest.mark.parametrize("token", ["", "lent"])
+def test_requests_are_signed_as_the_library_signs_them(
+    server: Uploads, monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    """The same request at the same second has the same signature."""
+    if token:
+        monkeypatch.setenv("AWS_SESSION_TOKEN", token)
+    Objects("s3://bucket").sizes("a b/ü+~")
+    ((method, path, headers),) = server.came
+    sent = {name.lower(): value for name, value in headers.items()}
+    moment = time.strptime(sent["x-amz-date"], "%Y%m%dT%H%M%SZ")
+    monkeypatch.setattr(time, "gmtime", lambda: moment)
+    where, _, text = path.partition("?")
+    query = unfinished_uploads._query(dict(parse_qsl(text, keep_blank_values=True)))
+    ours = unfinished_uploads._signed(method, sent["host"], where, query, s3_keys(), "us-east-1")
+    assert ours["Authorization"] == sent["authorization"].replace(",Signature", ", Signature")
+    assert ours.get("x-amz-security-token", "") == token
+
+
+@pytest.mark.slow
+def test_a_real_upload_that_was_cut_off_leaves_nothing(s3: None) -> None:
+    """By the next start, and by `autockpt gc`; one of a start that may live stays."""
+    url, begun = "s3://bucket/cut", []
+    for term in (1, 2, 3):
+        upload = Objects("s3://bucket").begin(shard(term, "cut"), 64 * 2**20)
+        for _ in range(3):
+            upload.write(bytes(PART_BYTES))
+        begun.append(upload)
+    deadline = time.monotonic() + 60
+    while len(unfinished_uploads.unfinished_uploads(url)) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert end_uploads_before(url, 2) == 1
+    found = [one for one in maintenance.leftovers(url, newest_term=2) if one.kind == "upload"]
+    assert [one.path for one in found] == [f"s3://bucket/{shard(2, 'cut')}"]
+    maintenance.remove(found[0])
+    assert [one.term for one in unfinished_uploads.unfinished_uploads(url)] == [3]
