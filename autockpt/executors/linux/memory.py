@@ -365,30 +365,52 @@ def _mem_available(proc: Path) -> int:
 def _cgroup_levels(proc: Path, root: Path) -> list[tuple[str, int, int]]:
     """(directory, limit, usage) of every memory cgroup above this process, v1 and v2."""
     levels: list[tuple[str, int, int]] = []
+    for directory, names in memory_groups(proc, root):
+        level = _read_level(directory, names.limit, names.usage, names.cache)
+        if level is not None:
+            levels.append((str(directory), *level))
+    return levels
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFiles:
+    """Names in the directory of a memory cgroup: files, and a line of memory.stat."""
+
+    limit: str
+    usage: str
+    cache: str
+    kills: str
+    """Has a line `oom_kill N`."""
+
+
+V1 = GroupFiles(
+    "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "memory.oom_control"
+)
+V2 = GroupFiles("memory.max", "memory.current", "inactive_file", "memory.events")
+
+
+def memory_groups(proc: Path, root: Path) -> list[tuple[Path, GroupFiles]]:
+    """Every memory cgroup above this process, v1 and v2, the innermost first."""
+    found: list[tuple[Path, GroupFiles]] = []
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()
     except OSError:
-        return levels
+        return found
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            base, limit_name, usage_name = root, "memory.max", "memory.current"
-            cache_name = "inactive_file"
+            base, names = root, V2
         elif "memory" in controllers.split(","):
-            base = root / "memory"
-            limit_name, usage_name = "memory.limit_in_bytes", "memory.usage_in_bytes"
-            cache_name = "total_inactive_file"
+            base, names = root / "memory", V1
         else:
             continue
         directory = base / path.lstrip("/")
         while True:
-            level = _read_level(directory, limit_name, usage_name, cache_name)
-            if level is not None:
-                levels.append((str(directory), *level))
+            found.append((directory, names))
             if directory == base or base not in directory.parents:
                 break
             directory = directory.parent
-    return levels
+    return found
 
 
 def _read_level(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from autockpt import new_files
 from autockpt.console import Console
+from autockpt.executors.linux.oom_kills import OomKills
 from autockpt.job_directory import own_runs
 from autockpt.launch import environment
 from autockpt.launch.elastic.crash_loop import Attempt, CrashLoop
@@ -67,6 +68,8 @@ class Watch:
         self._decided_s: float | None = None
         """When the restart under way was decided."""
         self.restarts = 0
+        self._oom_kills = OomKills.now()
+        """When the ranks began."""
         self._seated: Seated | None = None
         self.over_by_s: float | None = None
         """CLOCK_MONOTONIC by which all is to be over, once a signal has come."""
@@ -93,6 +96,7 @@ class Watch:
             os.environ[environment.RESTART_DECIDED] = repr(self._decided_s)
             self._decided_s = None
         self._began_s = time.monotonic()
+        self._oom_kills = OomKills.now()
         if self._seated is not None and self._seated.number is not None:
             node = self._seated.number
             os.environ[environment.NODE] = str(node)
@@ -139,6 +143,8 @@ class Watch:
         if self._is_left_out():
             return False
         what = f"rank {rank} {_ended(failure.exitcode)}" + (f" at step {step}" if step else "")
+        if failure.exitcode == -signal.SIGKILL and (want := self._out_of_memory()):
+            what += f" ({want})"
         if error and failure.exitcode > 0:
             what += f" ({error.splitlines()[0][:SHOWN_CHARS]})"
         if verdict is None and left > 0:
@@ -152,6 +158,10 @@ class Watch:
             return True
         self._reason = f"{what}: {verdict or f'{self.restarts} restarts used up'}"
         return False
+
+    def _out_of_memory(self) -> str:
+        """Where the kernel has killed for want of memory since the ranks began; "": nowhere."""
+        return OomKills.now().since(self._oom_kills)
 
     def _is_left_out(self) -> bool:
         """Whether this node leaves, because it ends the job again and again.

@@ -49,6 +49,20 @@ for number, _ in enumerate(ckpt.steps(steps)):
 print("sum", model.weight.sum(dtype=torch.float64).item(), flush=True)
 """
 
+GREEDY = """
+import os, torch, autockpt
+
+model = torch.nn.Linear(30, 30)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+ckpt = autockpt.attach(model=model, optimizer=optimizer)
+begun = ckpt.step_count
+for number, _ in enumerate(ckpt.steps(int(os.environ["STEPS"]))):
+    model(torch.ones(30)).sum().backward()
+    optimizer.step()
+    if number == 8 and begun == 0:
+        held = torch.ones(2**31)
+"""
+
 
 @pytest.fixture
 def group() -> Iterator[Group]:
@@ -111,3 +125,17 @@ def test_a_group_without_room_for_all_slots_still_gets_checkpoints(
     assert [line for line in second.splitlines() if line.startswith("sum")] == [
         line for line in whole.splitlines() if line.startswith("sum")
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.root
+def test_a_rank_that_the_kernel_killed_for_memory_is_told_so(group: Group, tmp_path: Path) -> None:
+    """The first start takes more than the group may have; the limit is in the message."""
+    (tmp_path / "job.py").write_text(GREEDY)
+    try:
+        said = trained(group, tmp_path, 0, 12)
+    finally:
+        end_keeper(str(tmp_path / "run"))
+    assert "rank 0 was killed by SIGKILL" in said
+    assert f"out of memory: 4.29 GB are the limit of {group.folder}" in said
+    assert group.killed() == 1
