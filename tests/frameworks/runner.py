@@ -118,9 +118,11 @@ def _install(name: str) -> str:
 def _run(command: Sequence[str], minutes: float, folder: Path) -> int | None:
     """Its exit code; None where the time was over, and all that it started was ended."""
     mark = uuid.uuid4().hex
+    # In the background of a shell SIGINT is ignored, and pytest would not hear of its end.
     process = subprocess.Popen(
-        command, cwd=folder, env={**os.environ, cases.MARK: mark}, start_new_session=True
-    )
+        command, cwd=folder, env={**os.environ, cases.MARK: mark}, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     try:
         return process.wait(60 * minutes)
     except subprocess.TimeoutExpired:

@@ -1,5 +1,6 @@
 """One command for all frameworks: a failure of one does not hide the results of the others."""
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +27,6 @@ EOF
 def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Makes one: (name, what is said of the second test, the last command)."""
     monkeypatch.setattr(runner, "ROOT", tmp_path)
-    monkeypatch.setattr(runner, "GRACE_S", 0.1)
     monkeypatch.setattr(generate, "write_resumes", lambda: None)
     (tmp_path / "Makefile").write_text(".venv-%/.ready:\n\t@test -d .venv-$*\n")
 
@@ -53,13 +53,19 @@ def test_each_framework_has_its_line(environments: Make, capfd: pytest.CaptureFi
     assert runner.main(["c", "--", "-k", "right"]) == 0
 
 
+@pytest.mark.timeout(120)
 def test_a_framework_that_hangs_is_stopped(
-    environments: Make, capfd: pytest.CaptureFixture[str]
+    environments: Make, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next one has its turn."""
-    environments("a", "", "sleep 600")
-    environments("b", "", "sleep 600")
-    assert runner.main(["--minutes", "0.01", "a", "b"]) == 1
+    """It is interrupted, also where a shell had its background ignore that; the next has a turn."""
+    environments("a", "", "exec sleep 600")
+    environments("b", "", "exec sleep 600")
+    monkeypatch.setattr(runner, "GRACE_S", 300.0)
+    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert runner.main(["--minutes", "0.01", "a", "b"]) == 1
+    finally:
+        signal.signal(signal.SIGINT, former)
     said = capfd.readouterr().out.splitlines()
     assert all(line.endswith("stopped after 0.01 minutes") for line in said[-2:])
 
