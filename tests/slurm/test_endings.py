@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import sys
 
 import pytest
 
@@ -90,8 +91,8 @@ def test_signal_to_the_batch_script(job: Job) -> None:
 def test_slurm_init_as_printed(job: Job) -> None:
     """The job script that `autockpt slurm init` writes: signal, time limit, requeue."""
     job.cluster.run(
-        "autockpt", "slurm", "init", "--nodes", "2", "--ranks", "1", "--cpus", "1",
-        "--time", "4", "--notice", "60", str(TRAINING), *ARGS, folder=job.folder,
+        sys.executable, "-m", "autockpt", "slurm", "init", "--nodes", "2", "--ranks", "1",
+        "--cpus", "1", "--time", "4", "--notice", "60", str(TRAINING), *ARGS, folder=job.folder,
     )  # fmt: skip
     job.slow_s = 3.0
     job.submit(job.folder / "autockpt.sbatch")
