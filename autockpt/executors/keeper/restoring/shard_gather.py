@@ -165,8 +165,9 @@ class Gathering:
     def _serve(self, fetched: _Fetched, message: wire.ChunksWanted, answer: Answer) -> None:
         try:
             node = self._bring(fetched, message.chunks)
-        except (AutockptError, OSError) as error:
-            answer(_refused(message, str(error)), None)
+        except Exception as error:  # a rank waits for the answer, whatever went wrong
+            reason = OVER if self._over.is_set() else str(error) or type(error).__name__
+            answer(_refused(message, reason), None)
             return
         lent = wire.ChunksLent(
             rank=message.rank, number=message.number, image_bytes=fetched.image_bytes, node=node
@@ -220,6 +221,8 @@ class Gathering:
         )  # fmt: skip
         self._under_way[bringing] = ended
         try:
+            if self._over.is_set():  # `close` may have missed this one
+                raise AutockptError(OVER)
             self._replicas.bring_elsewhere(bringing, fetched.arena.view)
             return ended.result(timeout=within_s)
         except TimeoutError:

@@ -155,6 +155,18 @@ def test_a_shard_that_is_nowhere_is_refused_with_the_reason(nodes: dict[int, Nod
         LentSource(reader, 1, GENERATION)
 
 
+def test_a_request_is_answered_though_the_gathering_ends_as_its_fetch_begins(
+    nodes: dict[int, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next attempt takes its place: without an answer, the rank would never begin that one."""
+    with gathering(nodes, 0, [home(nodes[1])]) as reader:
+        monkeypatch.setattr(
+            gathering_module, "require_headroom", lambda *_, **__: reader.gathering.close()
+        )
+        with pytest.raises(CorruptCheckpointError, match=gathering_module.OVER):
+            reader.take(reader.want(1, (2,), elsewhere=False))
+
+
 def test_without_room_for_a_chunk_nothing_is_brought(
     nodes: dict[int, Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
