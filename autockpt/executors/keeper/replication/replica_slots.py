@@ -202,8 +202,8 @@ class ReplicaSlots:
                 self._start(bringing, replica, pool)
             else:
                 self._begin_exchange(bringing, replica, pool, rank)
-        except (AutockptError, OSError) as error:
-            bringing.fail(str(error), final=True)
+        except Exception as error:  # an end of the fetch is waited for, whatever went wrong
+            bringing.fail(str(error) or type(error).__name__, final=True)
 
     def _start(
         self,
@@ -264,8 +264,8 @@ class ReplicaSlots:
             made, pool = self._make(bringing), self._pool
             if made is not None and pool is not None:
                 self._start(bringing, made, pool)
-        except (AutockptError, OSError) as error:
-            bringing.fail(str(error), final=True)
+        except Exception as error:  # an end of the fetch is waited for, whatever went wrong
+            bringing.fail(str(error) or type(error).__name__, final=True)
 
     def _abandon(self, bringing: ShardFetch, reason: str) -> None:
         """It was aborted; memory that a trainer may still write is not used again."""
