@@ -51,7 +51,7 @@ class SlotRequests:
             return
         self._seen, were_fewer = link.slots_changed, self._are_fewer
         self._are_fewer, self._more_asked = bool(link.note), 0
-        self._more_s = time.monotonic() + pause_s(0)
+        self._more_s = time.monotonic() + pause_s(0) if self._are_fewer else 0.0
         if link.window_bytes:
             self._rank.report_degraded("memory tier", link.note)
             return
@@ -89,6 +89,13 @@ class SlotRequests:
             self._more_s = now_s + pause_s(self._more_asked)
             limit_bytes = self._job.goal.limits.host_memory_bytes
             link.want_another_slot(slots=slots, limit_bytes=limit_bytes)
+
+    def give_one_back(self) -> None:
+        """The plan in force wants fewer slots than there are; the newest image is kept."""
+        link = self._client
+        if not link.window_bytes and not self._rank.open and len(link.slots) > self._most:
+            self._asked = (0, 0)  # the same number may have been asked for before one was added
+            self.ask()
 
     @property
     def _most(self) -> int:

@@ -10,6 +10,8 @@ from typing import Any
 from autockpt.values.errors import ConfigError
 from autockpt.values.record import from_data, to_data
 
+NO_SLOT = "no slot may be overwritten"
+"""End of the reason of a save that was skipped because each slot was still needed."""
 LOST = "was lost"
 """End of the reason of what ended with a rank: a failure of the job, not of memory or storage."""
 
@@ -174,6 +176,23 @@ class SaveSkipped(Event):
 
     step: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemoryNoted(Event):
+    """The host's memory beside the slots, when it changed much or was little."""
+
+    available_bytes: int
+    """That the host, or the control group, has left."""
+    reserve_bytes: int
+    """That the training may need at any time."""
+    room_bytes: int
+    """Of the available bytes what more slots may take."""
+    slots: int
+    """Of this rank."""
+    slot_bytes: int
+    ranks: int
+    """Of this node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -442,6 +461,7 @@ EVENTS: dict[str, type[Event]] = {
         SettingMeasured,
         SnapshotDiscarded,
         SaveSkipped,
+        HostMemoryNoted,
         MemoryCommitted,
         GenerationReplicated,
         ReplicationLost,

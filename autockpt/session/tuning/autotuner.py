@@ -14,7 +14,9 @@ from dataclasses import replace
 from typing import Protocol
 
 from autockpt.executors.image.layout.plan import Layout
+from autockpt.executors.image.layout.room import RESERVE_BYTES
 from autockpt.executors.keeper.client.saves import SaveHandle
+from autockpt.executors.linux.memory import headroom, swing_bytes
 from autockpt.executors.snapshot.replica_shares import Place
 from autockpt.executors.state.live_state import LiveState
 from autockpt.policies.cost_model.inputs import decided_again
@@ -45,6 +47,10 @@ OBSERVED_CHECKPOINTS = 3
 """Durable checkpoints before a run without a profile is planned for."""
 OBSERVED_BLOCKS = 3
 """Telemetry blocks of iterations; the first holds the warm-up and is dropped."""
+NOTE_S = 10.0
+"""The host's memory is looked at this often,"""
+NOTED_CHANGE = 1.25
+"""and noted when it has changed by this factor, or is less than the reserve."""
 REMEMBER_S = 1.0
 """The controller's observations are written down this often, if there are new ones."""
 
@@ -55,6 +61,10 @@ class TunerHost(Protocol):
     @property
     def layout(self) -> Layout | None:
         """Of the newest checkpoint; None: there is none."""
+
+    @property
+    def slots_made(self) -> tuple[int, int]:
+        """(slots of this rank, bytes of one)."""
 
     def propose(self, plan: CheckpointPlan) -> None:
         """To all ranks."""
@@ -101,6 +111,8 @@ class AutoTuner:
         self._closed = threading.Event()
         self._recorder = Recorder(self._files.controller)
         self._remembered_s = time.monotonic()
+        self._note_s = 0.0
+        self._noted: t.HostMemoryNoted | None = None
         start = job.start or undecided(job.plan, nodes=len(set(job.nodes)))
         self._controller = RecordedController(
             Controller(start.memory, goal=job.goal), self._recorder
@@ -190,6 +202,7 @@ class AutoTuner:
         while not self._closed.wait(THINK_S):
             try:
                 self._drain()
+                self._note_memory()
                 self._consider()
                 self._remember()
             except Exception as error:  # the plan stays as it is, the training goes on
@@ -209,6 +222,26 @@ class AutoTuner:
             self._new = self._new or isinstance(event, t.SnapshotSealed | t.CheckpointDurable)
             self._samples.observe(event)
             self._controller.observe(event)
+
+    def _note_memory(self) -> None:
+        """For the number of slots."""
+        now = time.monotonic()
+        if now < self._note_s:
+            return
+        self._note_s = now + NOTE_S
+        (slots, slot_bytes), left = self._host.slots_made, headroom()
+        before = self._noted
+        amounts = (before.available_bytes, left.available_bytes) if before is not None else (0, 1)
+        same = before is not None and before.slots == slots
+        same &= max(amounts) <= NOTED_CHANGE * min(amounts)
+        if not slots or (same and left.available_bytes >= RESERVE_BYTES):
+            return
+        self._noted = t.HostMemoryNoted(
+            at_s=now, rank=self._job.rank, available_bytes=left.available_bytes,
+            reserve_bytes=RESERVE_BYTES, room_bytes=left.beside_reserve(swing_bytes=swing_bytes()),
+            slots=slots, slot_bytes=slot_bytes, ranks=self._job.nodes.count(self._job.node),
+        )  # fmt: skip
+        self._host.emit(self._noted)
 
     def _remember(self, *, now: bool = False) -> None:
         """For the next process: this one may be killed at any time."""
@@ -331,6 +364,8 @@ def _renewed(choice: Choice, offer: PlanProposal) -> Choice:
         return _rescheduled(choice, offer)
     if choice.name == "codec":
         return _recoded(choice, offer)
+    if choice.name == "slots":
+        return _renumbered(choice, offer)
     if choice.name == "redundancy":
         return _repaced(choice, offer)
     if offer.kind == "write":  # the staging's alone
@@ -398,6 +433,16 @@ def _recoded(choice: Choice, offer: PlanProposal) -> Choice:
         numbers={**choice.numbers, **offer.numbers},
         runner_up=f"{choice.chosen}, as before",
     )
+
+
+def _renumbered(choice: Choice, offer: PlanProposal) -> Choice:
+    """The slots after their number changed."""
+    if offer.kind != "slots":
+        return choice
+    return replace(
+        choice, chosen=str(offer.plan.slots), reason=offer.reason,
+        numbers={**choice.numbers, **offer.numbers}, runner_up=f"{choice.chosen}, as before",
+    )  # fmt: skip
 
 
 def _repaced(choice: Choice, offer: PlanProposal) -> Choice:

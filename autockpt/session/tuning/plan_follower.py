@@ -51,6 +51,12 @@ class PlanFollower:
         snapshotter = self._rank.snapshotter
         return None if snapshotter is None else snapshotter.layout
 
+    @property
+    def slots_made(self) -> tuple[int, int]:
+        """(slots of this rank, bytes of one); none while an image streams."""
+        slots = [] if self._client.window_bytes else self._client.slots
+        return len(slots), slots[0].nbytes if slots else 0
+
     def report_degraded(self, what: str, reason: str) -> None:
         """As of `RankState`."""
         self._rank.report_degraded(what, reason)

@@ -36,7 +36,7 @@ from autockpt.tuner.online.proposals import (
 )
 from autockpt.tuner.online.settings import ControllerSettings
 from autockpt.tuner.online.turns.decisions import TURNED, next_turn, note_cost, note_switch
-from autockpt.tuner.online.watches import codec, codec_speed, exchange
+from autockpt.tuner.online.watches import codec, codec_speed, exchange, slots
 from autockpt.tuner.online.watches.codec_speed import CodecWatch
 from autockpt.tuner.online.watches.exchange import ExchangeWatch
 from autockpt.values.errors import ConfigError
@@ -53,7 +53,7 @@ FELL = 3
 """Checkpoints that show how far a time until durable has fallen."""
 LINK_SLOWER = "link_times_slower"
 """Number of a proposal that changes the rate of copies: the speed that it is meant for."""
-UNSETTLED = ("back-off", "hurry", "calm", "codec", "redundancy")
+UNSETTLED = ("back-off", "hurry", "calm", "codec", "redundancy", "slots")
 """Changes that leave a jump of a cost to be answered."""
 OFFERS = 8
 """Proposals that may still be applied: the newest ones since the last change."""
@@ -165,6 +165,7 @@ class Controller:
         sealed = self.seen.sealed
         self.seen.observe(event)
         self._outlook = None
+        self.memory.slots = slots.noted(self.memory.slots, event)
         if isinstance(event, PlanChanged) and event.plan_version > self.plan.version:
             self._applied(event)
         elif isinstance(event, PlanChangeWithheld):
@@ -224,6 +225,9 @@ class Controller:
             self._recoded(offered)
         elif offered.kind == "redundancy":
             self._repaced(offered)
+        elif offered.kind == "slots":
+            fewer = offered.plan.slots < self.plan.slots
+            memory.slots = slots.changed(memory.slots, fewer=fewer)
         memory.plan, memory.offers = offered.plan, ()
         self._dwell(event, settled=offered.kind not in UNSETTLED)
 
@@ -363,6 +367,7 @@ class Controller:
             or self._rollback(now_s, step)
             or self._codec(step)
             or self._redundancy(step)
+            or self._slots(step)
             or self._turn(step)
             or (self._retune(now_s, step) if self.seen.jumped else None)
             or self._back_off(step)
@@ -454,6 +459,19 @@ class Controller:
         numbers = {"link_s_per_gb": link.mean, LINK_SLOWER: at.slower}
         numbers |= {"rate_bytes_per_s": at.rate_bytes_per_s}
         return self._unmoved(exchange.paced(self.plan, at), "redundancy", why, numbers)
+
+    def _slots(self, step: int) -> PlanProposal | None:
+        """One slot more where saves lack one, one less where the training lacks memory."""
+        watch, plan = self.memory.slots, self.plan
+        if self.mode != "on" or not self.outlook.memory_on:
+            return None
+        fewer, greater = (rule(watch, plan, self.goal) for rule in (slots.less, slots.more))
+        if not fewer and not greater:
+            return None
+        number = plan.slots - 1 if fewer else plan.slots + 1
+        then = replace(plan, version=plan.version + 1, slots=number)
+        numbers = {"slots": float(number)}
+        return self._unmoved(then, "slots", f"step {step}: {fewer or greater}", numbers)
 
     def _back_off(self, step: int) -> PlanProposal | None:
         if self.memory.over_budget < backoff.IN_A_ROW or self.outlook.pinned:

@@ -12,6 +12,7 @@ from autockpt.tuner.online.turns.compare import Compared
 from autockpt.tuner.online.watches.codec import CodecTrial
 from autockpt.tuner.online.watches.codec_speed import CodecWatch
 from autockpt.tuner.online.watches.exchange import ExchangeWatch
+from autockpt.tuner.online.watches.slots import SlotWatch
 from autockpt.values.failure import Life
 from autockpt.values.plan import CheckpointPlan, WriteWay
 
@@ -59,6 +60,8 @@ class Memory:
     """Bytes as they are were tried."""
     codec: CodecWatch = field(default_factory=CodecWatch)
     """The verdict of the storage's speed on encoding."""
+    slots: SlotWatch = field(default_factory=SlotWatch)
+    """Saves that lacked a slot, and the host's memory."""
     exchange: ExchangeWatch = field(default_factory=ExchangeWatch)
     """The speed of the link that copies to other nodes are meant for."""
     barren: tuple[Life, ...] = ()

@@ -6,6 +6,7 @@ from autockpt.executors.protocol.node.replicating import Replicating
 from autockpt.executors.protocol.node.slots import Slot
 from autockpt.executors.protocol.node.state import Key, LocalRank, NodeState, Persist
 from autockpt.values.generation import Generation
+from autockpt.values.telemetry import NO_SLOT
 
 
 class Saving:
@@ -100,7 +101,7 @@ class Saving:
         if local is not None and slot is not None:
             self._grant(local, slot, event)
             return
-        reason = refusal or "no slot may be overwritten"
+        reason = refusal or NO_SLOT
         self.state.emit(m.SkipSave(rank=event.rank, generation=event.generation, reason=reason))
         if fresh:  # a repeated request must not drop what was granted before
             self.drop(event.rank, event.generation, reason, memory=True)
