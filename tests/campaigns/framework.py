@@ -126,6 +126,7 @@ CAMPAIGNS: dict[str, str] = {
     "simulation": "tests.campaigns.simulated:Simulated",
     "mutants": "tests.campaigns.simulated:Mutants",
     "errno": "tests.campaigns.errno_ops:ErrnoEverywhere",
+    "store": "tests.campaigns.store_ops:StoreEverywhere",
     "corruption": "tests.campaigns.corruption:Corruptions",
     "peers": "tests.campaigns.peers:PeerMemory",
     "fuzz": "tests.campaigns.fuzz:Fuzz",

@@ -29,6 +29,7 @@ FULL: dict[str, Full] = {
     "mutants": Full(DISTINCT, 4.5),
     "simulation": Full(1_000_000, 108),
     "errno": Full(26_000, 8.5),
+    "store": Full(DISTINCT, 4),
     "kill": Full(DISTINCT, 1),
     "kill-again": Full(5_000, 5),
     "fence": Full(10_000, 7),

@@ -19,6 +19,7 @@ COUNTS = {
     "simulation": 250,
     "mutants": 2,
     "errno": 200,
+    "store": 60,
     "kill": 250,
     "kill-again": 100,
     "power": 30,

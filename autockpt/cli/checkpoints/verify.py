@@ -62,10 +62,10 @@ def verify(
     if archive.is_archive(path):
         return archive.verify(console, path, generation, every=every)
     place = find_place(path, in_store=True)
-    if (deep or quarantine) and is_store_url(place.directory):
+    if quarantine and is_store_url(place.directory):
         raise ConfigError(
-            f"{path}: --with-records and --quarantine need a directory; bring the checkpoints into "
-            "one first: autockpt pull URL RUN_DIR"
+            f"{path}: --quarantine needs a directory; bring the checkpoints into one first: "
+            "autockpt pull URL RUN_DIR"
         )
     if quarantine:
         CheckpointDirectory(place.directory).require_unheld()

@@ -101,7 +101,7 @@ def damaged_records(directory: str) -> list[Damage]:
 
 def _records(directory: str) -> Iterator[tuple[str, int]]:
     """(path, term), 0 for RUN."""
-    if os.path.lexists(os.path.join(directory, "RUN")):
+    if "RUN" in _listed(directory):
         yield os.path.join(directory, "RUN"), 0
     for folder in ("terms", "decisions"):
         for name in sorted(_listed(os.path.join(directory, folder))):

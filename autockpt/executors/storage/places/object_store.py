@@ -286,13 +286,14 @@ class Upload:
             )
 
     def write(self, piece: bytes | memoryview) -> None:
-        """The next bytes, at most a part at once: the library copies what it is given.
+        """The next bytes; the memory they are in may change behind it.  Raises StorageError.
 
-        Raises StorageError.
+        At most a part is copied at once.  The library makes no copy: it refers to that memory until
+        the part is sent.
         """
         with self._objects.asking("write", self._name):
             for start in range(0, len(piece), self.part_bytes):
-                self._writer.write(piece[start : start + self.part_bytes])
+                self._writer.write(bytes(piece[start : start + self.part_bytes]))
 
     def finish(self) -> None:
         """The object is there, and durable.  Raises StorageError."""

@@ -170,6 +170,10 @@ def test_gc_cleans_an_object_store(tmp_path: Path, capsys: pytest.CaptureFixture
     assert verify_generation(directory.path, Path(whole).name).ok
     assert app.run(["pin", directory.path, "best"]) == 0
     assert directory.pins()["best"] == NEWEST
+    assert app.run(["verify", directory.path, "--with-records"]) == 0
+    flip(folder / "terms" / "t-000001")
+    assert app.run(["verify", directory.path, "--with-records"]) == 65
+    assert f"{directory.path}/terms/t-000001" in capsys.readouterr().out
 
 
 def test_a_directory_that_a_live_run_holds_is_left_alone(

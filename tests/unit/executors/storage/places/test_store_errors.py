@@ -123,7 +123,7 @@ def test_a_name_that_no_object_can_have_is_a_mistake(tmp_path: Path) -> None:
 
 
 def test_an_upload_gives_the_library_a_part_at_once(tmp_path: Path) -> None:
-    """It copies what it is given: a state in one piece would be in memory twice."""
+    """A state that is copied in one piece would be in memory twice."""
     upload = Objects(f"file://{tmp_path}").begin("a", 0)
     upload.part_bytes = 10
     given: list[bytes] = []
@@ -131,3 +131,16 @@ def test_an_upload_gives_the_library_a_part_at_once(tmp_path: Path) -> None:
     upload.write(memoryview(bytes(range(25))))
     assert [len(piece) for piece in given] == [10, 10, 5]
     assert b"".join(given) == bytes(range(25))
+
+
+def test_an_upload_may_be_given_the_same_memory_again(tmp_path: Path) -> None:
+    """As an encoder does with the next frame; also where many pieces make a part."""
+    objects, memory, expected = Objects(f"file://{tmp_path}"), bytearray(4096), b""
+    upload = objects.begin("a", 3 * 4096)
+    for number in (1, 2, 3):
+        memory[:] = bytes([number]) * len(memory)
+        expected += bytes(memory)
+        upload.write(memoryview(memory))
+    memory[:] = bytes(len(memory))
+    upload.finish()
+    assert objects.read("a") == expected
