@@ -8,16 +8,20 @@ from autockpt.tuner.online.controller import Controller
 from autockpt.tuner.online.proposals import PlanProposal
 from autockpt.values.plan import CheckpointPlan, WriteWay
 from autockpt.values.telemetry import (
+    NO_SLOT,
     CheckpointDurable,
     Event,
     GenerationReplicated,
+    HostMemoryNoted,
     IterationsTimed,
     PlanChanged,
+    SaveSkipped,
     SettingMeasured,
     SnapshotBegan,
     SnapshotSealed,
 )
 
+RESERVE_BYTES = 512 * 2**20
 BLOCKS = 4
 """Blocks of iterations between two snapshots."""
 
@@ -41,6 +45,8 @@ class FakeJob:
     """The same by the way of writing, which checkpoints may take in turn."""
     exchange_of: Callable[[CheckpointPlan], tuple[float, float]] | None = None
     """(seconds from the snapshot until other nodes hold it, seconds that its bytes moved)."""
+    host_of: Callable[[CheckpointPlan], tuple[bool, int]] | None = None
+    """(whether every other save lacks a slot, bytes that the host has left)."""
     now_s: float = 0.0
     step: int = 0
     log: list[Event] = field(default_factory=list)
@@ -48,6 +54,7 @@ class FakeJob:
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
+        self._starved = False
 
     def run(self, controller: Controller, *, until_s: float, apply: bool = True) -> None:
         """Train until `until_s`, asking the controller after every snapshot interval."""
@@ -97,6 +104,8 @@ class FakeJob:
 
     def _checkpoint(self, controller: Controller, plan: CheckpointPlan) -> None:
         name = f"gen-{self.step}"
+        if self.host_of is not None and self._lacks_slot(controller, plan, self.host_of(plan)):
+            return
         every, disk = plan.snapshot_interval_steps, plan.tier("disk").interval_steps
         durable = self.step // disk > (self.step - every) // disk
         tiers = "memory+disk" if durable else "memory"
@@ -145,6 +154,27 @@ class FakeJob:
                         total_s=count * self.iteration_s * (1 + self.slower), durable_s=durable_s,
                     ),
                 )  # fmt: skip
+
+    def _lacks_slot(
+        self, controller: Controller, plan: CheckpointPlan, host: tuple[bool, int]
+    ) -> bool:
+        """Tells of the host's memory, and of a save that is skipped where it is."""
+        starves, free_bytes = host
+        self._tell(
+            controller,
+            HostMemoryNoted(
+                at_s=self.now_s, rank=0, available_bytes=free_bytes, reserve_bytes=RESERVE_BYTES,
+                room_bytes=max(0, free_bytes - RESERVE_BYTES), slots=plan.slots,
+                slot_bytes=10**9, ranks=1,
+            ),
+        )  # fmt: skip
+        self._starved = starves and not self._starved
+        if self._starved:
+            reason = f"rank 0: {NO_SLOT}"
+            self._tell(
+                controller, SaveSkipped(at_s=self.now_s, rank=0, step=self.step, reason=reason)
+            )
+        return self._starved
 
     def _noisy(self, value: float, noise: float) -> float:
         return value * max(0.1, self.chance.gauss(1.0, noise)) if noise else value

@@ -1,5 +1,6 @@
 """Copies to other nodes follow the speed of the link: slower while it is slow, and back again."""
 
+import json
 from dataclasses import replace
 
 from autockpt.policies.redundancy.link_speeds import (
@@ -10,10 +11,11 @@ from autockpt.policies.redundancy.link_speeds import (
 from autockpt.tuner.online.controller import Controller, begin, go_on
 from autockpt.tuner.online.controller_state import Memory
 from autockpt.tuner.online.proposals import PlanProposal, intervals_of
+from autockpt.tuner.online.recording import Line, RecordedController, replay
 from autockpt.tuner.online.watches.exchange import ExchangeWatch
 from autockpt.values.goal import FailureDeclaration, Goal, Pins, RedundancyWish
 from autockpt.values.plan import CheckpointPlan
-from autockpt.values.record import from_data, to_data
+from autockpt.values.record import from_data, to_data, to_json
 from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy
 from autockpt.values.telemetry import PlanChanged
 from tests.support.jobs import FakeJob
@@ -151,6 +153,24 @@ def test_the_next_process_knows_the_link() -> None:
     assert run.phase(4.0) == []
     assert len(run.phase(1.0)) == 1
     assert run.rate == run.profiled_rate
+
+
+def test_a_run_with_a_slow_link_replays_byte_for_byte() -> None:
+    """From its recording alone, as text."""
+    run, lines = Run(), []
+
+    def write(line: Line) -> bool:
+        lines.append(json.loads(json.dumps(line)))
+        return False
+
+    own = RecordedController(Controller(run.begin(), goal=run.goal), write)
+    run.job.run(own, until_s=0.5 * HOUR)
+    run.slower = 4.0
+    run.job.run(own, until_s=HOUR)
+    assert "redundancy" in [proposal.kind for proposal in run.job.proposals]
+    again = replay([("recording", lines)])
+    assert again.difference is None
+    assert list(map(to_json, again.proposals)) == list(map(to_json, run.job.proposals))
 
 
 def test_a_start_takes_the_scheme_of_the_link_as_it_was_seen() -> None:
