@@ -90,7 +90,7 @@ def run_tests(name: str, minutes: float, arguments: Sequence[str]) -> Result:
         python = ROOT / f".venv-{name}" / "bin" / "python"
         command = [str(python), "-m", "pytest", f"tests/frameworks/test_{name}.py"]
         code = _run([*command, f"--junit-xml={report}", *arguments], minutes, ROOT)
-        passed, failed, skipped = _counted(report)
+        passed, failed, skipped = _counted(report, interrupted=code in (None, 2))
     took_s = time.monotonic() - began_s
     said = f"pytest ended with {code}" if code else "passed"
     if code is None:
@@ -134,8 +134,11 @@ def _run(command: Sequence[str], minutes: float, folder: Path) -> int | None:
         cases._end(process, mark)  # type: ignore[arg-type]
 
 
-def _counted(report: Path) -> tuple[int, tuple[str, ...], int]:
-    """(tests that passed, names of those that failed, skipped tests) of pytest's report."""
+def _counted(report: Path, *, interrupted: bool) -> tuple[int, tuple[str, ...], int]:
+    """(tests that passed, names of those that failed, skipped tests) of pytest's report.
+
+    The test that was under way when pytest was interrupted has a record without a verdict.
+    """
     passed, failed, skipped = 0, list[str](), 0
     with contextlib.suppress(OSError, xml.etree.ElementTree.ParseError):
         for test in xml.etree.ElementTree.parse(report).iter("testcase"):
@@ -145,7 +148,7 @@ def _counted(report: Path) -> tuple[int, tuple[str, ...], int]:
                 skipped += 1
             else:
                 passed += 1
-    return passed, tuple(failed), skipped
+    return max(passed - interrupted, 0), tuple(failed), skipped
 
 
 def _versions(name: str) -> str:
