@@ -22,6 +22,7 @@ from tests.jobs.kill.zygote import environment
 
 PATIENCE_S = 120.0
 SEED = int(os.environ.get("KILL_SEED", "5"))
+KILLS = int(os.environ.get("KILLS", "20"))
 SCRIPT = """
 import hashlib, os, sys, threading, time
 import torch
@@ -82,12 +83,12 @@ assert len(main(0)) == 16
 class Job:
     """The script under `autockpt run`, and what its ranks have written."""
 
-    def __init__(self, folder: Path, steps: int, *, ranks: int, leaves: str) -> None:
+    def __init__(self, folder: Path, steps: int, *, ranks: int, leaves: str, standby: str) -> None:
         folder.mkdir()
         self.folder, self.run, self.ranks = folder, folder / "run", ranks
         (folder / "train.py").write_text(SCRIPT)
         settings = ["memory.interval=4steps", "disk.interval=1000steps", "retune=false",
-                    "restart.standby=off"]  # fmt: skip
+                    f"restart.standby={standby}"]  # fmt: skip
         sets = [word for setting in settings for word in ("--set", setting)]
         with open(folder / "log", "wb") as log:
             self.process = subprocess.Popen(
@@ -141,9 +142,11 @@ class Job:
 
 
 @contextlib.contextmanager
-def job(folder: Path, steps: int, *, ranks: int = 2, leaves: str = "nothing") -> Iterator[Job]:
+def job(
+    folder: Path, steps: int, *, ranks: int = 2, leaves: str = "nothing", standby: str = "off"
+) -> Iterator[Job]:
     """Ends with the test."""
-    made = Job(folder, steps, ranks=ranks, leaves=leaves)
+    made = Job(folder, steps, ranks=ranks, leaves=leaves, standby=standby)
     try:
         yield made
     finally:
@@ -225,14 +228,14 @@ def test_what_is_left_by_the_function_forces_a_new_process(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_twenty_kills_end_in_the_state_of_an_undisturbed_run(tmp_path: Path) -> None:
     """At random instants.  Replay: KILL_SEED=N pytest tests/jobs/kill/test_in_process.py"""
     rng = random.Random(SEED)
     with job(tmp_path / "a", 400) as whole:
         whole.finish()
-    with job(tmp_path / "b", 400) as killed:
-        for step in sorted(rng.sample(range(5, 395), 20)):
+    with job(tmp_path / "b", 400, standby="on") as killed:
+        for step in sorted(rng.sample(range(5, 395), KILLS)):
             killed.wait(lambda s=step: killed.step() >= s, f"step {step}")  # type: ignore[misc]
             instant = time.monotonic() + rng.uniform(0, 0.03)
             killed.wait(lambda t=instant: time.monotonic() >= t, "instant")  # type: ignore[misc]
@@ -240,4 +243,4 @@ def test_twenty_kills_end_in_the_state_of_an_undisturbed_run(tmp_path: Path) -> 
         killed.finish()
     require_exact(killed, whole)
     same = sum(start["process"] == "same" for rank in (0, 1) for start in killed.starts(rank))
-    assert same >= 15
+    assert same >= KILLS * 3 // 4
