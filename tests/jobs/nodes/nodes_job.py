@@ -30,11 +30,14 @@ def environment() -> dict[str, str]:
 
 
 class NodesJob:
-    """One launcher a node; `settings` go to every launcher."""
+    """One launcher a node; `settings` go to every launcher.  `least` nodes may go on alone."""
 
-    def __init__(self, folder: Path, count: int = 2, settings: Sequence[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, count: int = 2, settings: Sequence[str] = (), *, least: int = 0
+    ) -> None:
         self.run_dir = str(folder / "run")
         self.count, self._settings = count, settings
+        self._nodes = f"{least}:{count}" if least else str(count)
         self._logs = [folder / f"launcher-{node}.log" for node in range(count)]
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self._port = probe.getsockname()[1]
@@ -43,7 +46,7 @@ class NodesJob:
     def _launch(self, node: int) -> "subprocess.Popen[bytes]":
         wanted = [word for setting in self._settings for word in ("--set", setting)]
         command = [
-            sys.executable, "-m", "autockpt", "run", "--no-profile", "--nnodes", str(self.count),
+            sys.executable, "-m", "autockpt", "run", "--no-profile", "--nnodes", self._nodes,
             "--nproc-per-node", "1", "--node-rank", str(node), "--rdzv-id", "nodes",
             "--rdzv-endpoint", f"127.0.0.1:{self._port}", "--run-dir", self.run_dir,
             "--rdzv-conf", f"is_host={node == 0}",  # else any of them, and it could not be lost
