@@ -46,7 +46,7 @@ for number, _ in enumerate(ckpt.steps(steps)):
     optimizer.step()
     if number == 0:
         tighten()
-print("sum", model.weight.sum(dtype=torch.float64).item(), flush=True)
+print("sum", sum(row.double().sum().item() for row in model.weight.detach()), flush=True)
 """
 
 GREEDY = """
