@@ -455,6 +455,17 @@ class RemoteContract:
             copies.pull(str(tmp_path / str(step)), g(step))
             assert contents(tmp_path / str(step) / g(step).name) == run.files(g(step))
 
+    def test_retention_passes_over_pinned_copies(self, run: Trained, objects: Objects) -> None:
+        """Those and their bases stay, until the pin is taken away."""
+        for step, base in ((1, None), (2, 1), (3, None), (4, None)):
+            run.save(step, base=base)
+            RemoteCopies(objects).push(run.directory, g(step))
+        objects.write(f"{g(2).name}/PINNED", b"paper\n")
+        assert RemoteCopies(objects).retire(1) == [g(3)]
+        assert self.offered(objects) == [g(4), g(2), g(1)]
+        objects.delete(f"{g(2).name}/PINNED")
+        assert RemoteCopies(objects).retire(1) == [g(1), g(2)]
+
     def test_retention_removes_what_was_never_completed(
         self, two: Trained, objects: Objects
     ) -> None:

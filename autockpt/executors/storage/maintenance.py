@@ -186,7 +186,8 @@ def leftovers(directory: str, *, newest_term: int | None = None) -> list[Leftove
     """Return a dead run's leftovers in a checkpoint directory, without foreign files.
 
     `newest_term`: nothing of a later start, which may live.  The directory may be in an object
-    store.  Raises StorageError where that does not answer.
+    store.  Of copies, whose run may live and copy the next one, only generations before the newest
+    whole one are cleaned.  Raises StorageError where the store does not answer.
     """
     found = []
     for kind in ("trash", "spare"):
@@ -202,17 +203,36 @@ def leftovers(directory: str, *, newest_term: int | None = None) -> list[Leftove
         if newest_term is None or upload.term <= newest_term:
             path = f"s3://{upload.bucket}/{upload.key}"
             found.append(Leftover(path=path, kind="upload", bytes=0, upload=upload))
-    return found
+    if not _holds_copies(directory):
+        return found
+    whole = [name for name in _listed(directory) if "COMMIT" in _listed(f"{directory}/{name}")]
+    newest = max(filter(None, map(_generation, whole)), default=None)
+    own = [(_generation(os.path.basename(os.path.dirname(one.path))), one) for one in found]
+    return [one for generation, one in own if generation and newest and generation < newest]
+
+
+def _holds_copies(directory: str) -> bool:
+    """Whether a store has the copies of a run: its claims are here, its holder leaves no sign."""
+    if not is_store_url(directory):
+        return False
+    claims = _listed(f"{directory}/terms")
+    signs = "heartbeat" in claims or any(name.endswith(".left") for name in claims)
+    return not signs and "JOB" not in _listed(directory)
+
+
+def _generation(name: str) -> Generation | None:
+    with contextlib.suppress(ConfigError):
+        return Generation.from_name(name)
+    return None
 
 
 def _of_generation(directory: str, name: str, newest_term: int | None) -> Iterator[Leftover]:
     folder = os.path.join(directory, name)
-    try:
-        term = Generation.from_name(name).term
-    except ConfigError:
+    generation = _generation(name)
+    if generation is None:
         return
     files = _listed(folder)
-    if "PINNED" in files or (newest_term is not None and term > newest_term):
+    if "PINNED" in files or (newest_term is not None and generation.term > newest_term):
         return  # nothing of it goes
     for file, size in files.items():
         if file.startswith("COMMIT.") and file.endswith(".tmp"):

@@ -45,11 +45,15 @@ def numbered(optimizer: Tree) -> Tree:
 
 
 def named(optimizer: Tree, names: Collection[str]) -> Tree | None:
-    """With the bare names of parameters; None when it does not say them, or others than `names`."""
+    """With the bare names of parameters.
+
+    None when it does not say them, says others than `names`, or has state of no parameter.
+    """
     if is_flat(optimizer):
         return _unflattened(optimizer, names)
     groups: list[Tree] = []
     state: Tree = {}
+    given = {str(place): values for place, values in optimizer["state"].items()}  # as DCP has them
     for group in optimizer["param_groups"]:
         own = group.get("param_names") or group["params"]
         if len(own) != len(group["params"]) or not all(isinstance(name, str) for name in own):
@@ -57,8 +61,8 @@ def named(optimizer: Tree, names: Collection[str]) -> Tree | None:
         bare = [plain_fqn(name) for name in own]
         groups.append({**_settings(group), "params": bare})
         places = zip(bare, group["params"], strict=True)
-        state |= {n: optimizer["state"][p] for n, p in places if p in optimizer["state"]}
-    if any(name not in names for group in groups for name in group["params"]):
+        state |= {name: given.pop(str(p)) for name, p in places if str(p) in given}
+    if given or any(name not in names for group in groups for name in group["params"]):
         return None
     return {"state": state, "param_groups": groups}
 

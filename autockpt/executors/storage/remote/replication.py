@@ -14,11 +14,11 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autockpt import new_files
 from autockpt.executors.protocol.messages import CatalogueEntry, TermParent
-from autockpt.executors.protocol.retention import bases_of, deletions, with_bases
+from autockpt.executors.protocol.retention import bases_of, deletions, unpinned, with_bases
 from autockpt.executors.protocol.selection import newest_chain, on_lineage, parents_of
 from autockpt.executors.storage.catalogue import verify_generation
 from autockpt.executors.storage.directory import (
@@ -299,7 +299,7 @@ class RemoteCopies:
     # ------------------------------------------------------------------ deleting
 
     def retire(self, keep_last: int) -> list[Generation]:
-        """Delete all but the newest `keep_last` good generations and their bases.
+        """Delete all but the newest `keep_last` good generations, the pinned ones, and their bases.
 
         Also delete the remains of copies that were never completed.
 
@@ -309,6 +309,9 @@ class RemoteCopies:
         commits = self.commits()
         catalogue = tuple(map(_entry, commits))
         doomed = deletions(catalogue, Retention(keep_last=keep_last), chain=self._chain(catalogue))
+        pins = {each: "PINNED" for each in doomed if "PINNED" in self._names(each.name)}
+        catalogue = tuple(replace(e, pinned=pins.get(e.generation, "")) for e in catalogue)
+        doomed = unpinned(catalogue, doomed)
         check_deletions(catalogue, doomed)
         for generation in doomed:
             self._objects.delete(f"{generation.name}/COMMIT")

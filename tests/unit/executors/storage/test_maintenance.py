@@ -9,6 +9,7 @@ from autockpt.cli import app
 from autockpt.executors.storage import maintenance
 from autockpt.executors.storage.catalogue import verify_generation
 from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.places.unfinished_uploads import UnfinishedUpload
 from autockpt.values.errors import CorruptCheckpointError
 from autockpt.values.generation import Generation
 from tests.campaigns.job import SHAPES, Job, Scene
@@ -174,6 +175,35 @@ def test_gc_cleans_an_object_store(tmp_path: Path, capsys: pytest.CaptureFixture
     flip(folder / "terms" / "t-000001")
     assert app.run(["verify", directory.path, "--with-records"]) == 65
     assert f"{directory.path}/terms/t-000001" in capsys.readouterr().out
+
+
+def test_gc_leaves_the_copy_alone_that_may_be_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run with `remote.url` leaves no heartbeat there: only what is older than a COMMIT goes."""
+    monkeypatch.setattr(CheckpointDirectory, "require_unheld", lambda self: None)
+    directory = CheckpointDirectory(f"file://{tmp_path}/store/run")
+    run_id = directory.open()
+    directory.claim(run_id, "launch", 0, force=False)
+    commit_images(directory, run_id, Generation(term=1, step=5), [image(1)])
+    folder = tmp_path / "store" / "run"
+    shards = []
+    for step in (4, 9):
+        shards.append(folder / Generation(term=1, step=step).name / "shard-00000-a1.safetensors")
+        shards[-1].parent.mkdir()
+        shards[-1].write_bytes(b"torn")
+    uploads = [
+        UnfinishedUpload(
+            bucket="b", key=f"run/{shard.parent.name}/{shard.name}", upload_id="1", term=1
+        )
+        for shard in shards
+    ]
+    ended: list[UnfinishedUpload] = []
+    monkeypatch.setattr(maintenance, "unfinished_uploads", lambda url: uploads)
+    monkeypatch.setattr(maintenance, "end_upload", lambda upload: not ended.append(upload))
+    assert app.run(["gc", directory.path]) == 0
+    assert [shard.exists() for shard in shards] == [False, True]
+    assert ended == uploads[:1]
 
 
 def test_a_directory_that_a_live_run_holds_is_left_alone(

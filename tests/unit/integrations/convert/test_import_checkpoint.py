@@ -368,11 +368,20 @@ def test_numbers_of_another_order_are_refused(tmp_path: Path, groups: Any, said:
         restored(folder, state_of((net, other, scheduler)))
 
 
-def test_a_numbered_optimizer_of_dcp_is_taken(tmp_path: Path) -> None:
-    """DCP makes texts of the numbers; moments that were lost in silence would begin anew."""
+@pytest.mark.parametrize("with_names", [False, True])
+def test_a_numbered_optimizer_of_dcp_is_taken(tmp_path: Path, with_names: bool) -> None:
+    """DCP makes texts of the numbers; moments that were lost in silence would begin anew.
+
+    An optimizer that was made of `named_parameters()` has names beside the numbers.
+    """
     job, fresh = trained_job(), new_job(1)
+    optimizer = job[1].state_dict()
+    names = {id(parameter): name for name, parameter in job[0].named_parameters()}
+    if with_names:
+        for saved, live in zip(optimizer["param_groups"], job[1].param_groups, strict=True):
+            saved["param_names"] = [names[id(parameter)] for parameter in live["params"]]
     state = {
-        "model": job[0].state_dict(), "optimizer": job[1].state_dict(),
+        "model": job[0].state_dict(), "optimizer": optimizer,
         "scheduler": job[2].state_dict(), "step": torch.tensor(3),
     }  # fmt: skip
     save(state, checkpoint_id=str(tmp_path / "theirs"), no_dist=True)
