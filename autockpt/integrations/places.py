@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from autockpt.run_directory import RunDirectory
-from autockpt.values.errors import AutockptError, ConfigError, NoCheckpointError, StorageError
+from autockpt.values.errors import (
+    AutockptError,
+    ConfigError,
+    CorruptCheckpointError,
+    NoCheckpointError,
+    StorageError,
+)
 from autockpt.values.generation import Generation
 from autockpt.values.policy_keys.paths import is_store_url, url_problem
 
@@ -209,7 +215,8 @@ def runs_in(path: str) -> list[RunDirectory]:
 def choose(place: Place, named: str | None) -> str:
     """The generation that is meant: named, or in the path, or the newest committed one.
 
-    `named`: its own name, or that of a pin.  Raises ConfigError when there is none.
+    `named`: its own name, or that of a pin.  Raises ConfigError when there is none,
+    CorruptCheckpointError where all are damaged.
     """
     name = place.generation if named is None else unpinned_name(place.directory, named)
     if name is not None:
@@ -225,19 +232,28 @@ def choose(place: Place, named: str | None) -> str:
         if record.state in ("committed", "verified")
     ]
     if not committed:
+        for record in reversed(damaged_since(place.directory, None)):
+            raise CorruptCheckpointError(
+                f"{place.directory}: no checkpoint can be read; the newest, {record.name}, is "
+                f"{record.state}: {record.detail or 'it is marked'}"
+            )
         raise ConfigError(f"{place.directory}: holds no committed checkpoint; see `autockpt ls`")
     return committed[-1]
 
 
-def damaged_since(directory: str, name: str) -> "list[GenerationRecord]":
-    """Checkpoints after `name`, which is read because these cannot be; oldest first."""
+def damaged_since(directory: str, name: str | None) -> "list[GenerationRecord]":
+    """Checkpoints after `name`, which is read because these cannot be; oldest first.
+
+    Without a name all that cannot be read.
+    """
     from autockpt.executors.storage.catalogue import list_generations
 
-    meant = Generation.from_name(name)
+    meant = None if name is None else Generation.from_name(name)
     return [
         record
         for record in list_generations(directory)
-        if record.state in ("corrupt", "unreadable") and Generation.from_name(record.name) > meant
+        if record.state in ("corrupt", "unreadable")
+        and (meant is None or Generation.from_name(record.name) > meant)
     ]
 
 

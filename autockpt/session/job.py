@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autockpt.executors.keeper.launch import keeper_status
+from autockpt.executors.keeper.launch import keeper_status, launches_here
 from autockpt.executors.network.discovery import listen_host
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.storage.catalogue import require_found
@@ -31,7 +31,7 @@ from autockpt.run_directory import RunDirectory
 from autockpt.session.attaches import of_this_process, within
 from autockpt.session.place.called_function import call_arguments
 from autockpt.values import same_job
-from autockpt.values.errors import AutockptError, ConfigError
+from autockpt.values.errors import AutockptError, ConfigError, DirectoryBusyError, StorageError
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Goal, RemoteWish
 from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
@@ -152,7 +152,7 @@ def current_job(
     checkpoints = files.checkpoints(goal)
     if goal.is_in_store and not shared:
         takes = fresh or launch_is_fresh or "AUTOCKPT_RESUME_FROM" in environment
-        _require_own_store(checkpoints, place, takes=takes)
+        _require_own_store(path, checkpoints, place, launch_id, takes=takes)
     nodes = (0,) * world_size
     incarnation = p.Incarnation(launch_id=launch_id, restart_round=restart_round)
     control_host, domains = "", UNKNOWN_DOMAINS
@@ -343,43 +343,57 @@ def _identity(place: RankPlace, *, hears: bool) -> same_job.Job:
     return current_identity(unheard, alone=not (several or in_group_of_several()))
 
 
-def _require_own_store(checkpoints: str, place: RankPlace, *, takes: bool) -> None:
+_REFUSALS = {kind.__name__: kind for kind in (ConfigError, DirectoryBusyError, StorageError)}
+"""By its name, the error that rank 0 tells the others."""
+
+
+def _require_own_store(
+    path: str, checkpoints: str, place: RankPlace, launch_id: str, *, takes: bool
+) -> None:
     """Raises ConfigError where a store has the checkpoints of another job; on all ranks alike.
 
-    The run directory, which else says so, may be that of a new machine.  Nothing is known of a
-    store that does not answer: where memory has a checkpoint of this run, it is not needed.
+    The run directory, which else says so, may be that of a new machine.  Raises DirectoryBusyError
+    where that job still trains, StorageError for a store that does not answer.
     """
-    store, said = None, ""
+    store, said = None, "-"
     with contextlib.suppress(ConfigError):
         store = group_store()
     name = f"autockpt/job/{_calls}"
     if store is None or place.rank == 0:
-        with contextlib.suppress(AutockptError, OSError):
-            said = _foreign_job(checkpoints, _identity(place, hears=store is not None), takes)
+        try:
+            identity = _identity(place, hears=store is not None)
+            _own_store(path, checkpoints, identity, launch_id, takes)
+        except (AutockptError, OSError) as error:
+            said = f"{type(error).__name__} {error}"
         if store is not None:
-            store.set(name, said or "-")
+            store.set(name, said)
     else:
         said = bytes(store.get(name)).decode()
-    if said not in ("", "-"):
-        raise ConfigError(said)
+    if said != "-":
+        kind, _, why = said.partition(" ")
+        raise _REFUSALS.get(kind, StorageError)(why)
 
 
-def _foreign_job(checkpoints: str, job: same_job.Job, takes: bool) -> str:
-    """A sentence where the store is another job's; else "", and it is this job's now.
+def _own_store(path: str, checkpoints: str, job: same_job.Job, launch_id: str, takes: bool) -> None:
+    """The store is this job's now.  Raises ConfigError, DirectoryBusyError, StorageError.
 
-    Raises StorageError.
+    Where a keeper has a checkpoint of this run, a store that may hang is not asked.
     """
-    directory = CheckpointDirectory(checkpoints)
     takes = takes or os.environ.get(SAME_JOB) == "1"
-    if directory.claim_job(to_json(job).encode(), replace=takes) or takes:
-        return ""
-    found = directory.differences(job)
-    if not found:
-        return ""
-    return (
-        f"{checkpoints}: holds checkpoints of another job: {'; '.join(found)}; name another place "
-        f"with disk.path, or go on with these: {SAME_JOB}=1"
-    )
+    in_memory = launches_here(path, in_memory=True)
+    if launch_id in in_memory or (in_memory and not takes):
+        return
+    directory = CheckpointDirectory(checkpoints)
+    if takes:
+        directory.take_job(job, own_launches=launches_here(path))
+        return
+    if directory.claim_job(to_json(job).encode(), replace=False):
+        return
+    if found := directory.differences(job):
+        raise ConfigError(
+            f"{checkpoints}: holds checkpoints of another job: {'; '.join(found)}; name another "
+            f"place with disk.path, or go on with these: {SAME_JOB}=1"
+        )
 
 
 def _own(goal: Goal, named: str, suffix: str) -> Goal:

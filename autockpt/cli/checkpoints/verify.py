@@ -78,9 +78,15 @@ def verify(
             if not names or not all(result.gone for result in results):
                 break
     else:
-        results = [_verified_one(console, place, generation)]
-        if not (generation or place.generation):  # the newest is meant, and newer ones are damaged
-            newer = damaged_since(place.directory, results[0].name)
+        newest_is_meant = not (generation or place.generation)
+        try:
+            results = [_verified_one(console, place, generation)]
+        except CorruptCheckpointError:
+            if not newest_is_meant:
+                raise
+            results = []  # no checkpoint is whole
+        if newest_is_meant:
+            newer = damaged_since(place.directory, results[0].name if results else None)
             results += [_verified(console, place.directory, record.name) for record in newer]
     damages = damaged_records(place.directory) if deep or quarantine else []
     for damage in damages:
@@ -129,7 +135,8 @@ def _verified(console: Console, directory: str, name: str) -> "VerifyResult":
 def _verified_one(console: Console, place: "Place", named: str | None) -> "VerifyResult":
     """The one that is meant; where it is the newest and a live run deletes it, the next newest.
 
-    Raises ConfigError for one that is named and has no COMMIT.
+    Raises ConfigError for one that is named and has no COMMIT, CorruptCheckpointError where none is
+    named and all are damaged.
     """
     from autockpt.integrations.places import AGAIN, choose
     from autockpt.values.errors import ConfigError

@@ -317,16 +317,20 @@ def prepare(
     """Write the facts known before the job starts; remove leftovers of an earlier start.
 
     With `anew` the run belongs to the job that attaches first, even if it was of another job.
-    Raises ConfigError where a store has the checkpoints of another job, StorageError.
+    Raises ConfigError where a store has the checkpoints of another job, DirectoryBusyError where
+    that job still trains, StorageError.
     """
     from autockpt.cli.shared.versions import versions
 
     if goal.is_in_store and mode == "run":
+        from autockpt.executors.keeper.launch import launches_here
         from autockpt.executors.storage.directory import CheckpointDirectory
 
-        mine = to_json(job_of(script)).encode()
-        place = run.checkpoints(goal)
-        if not CheckpointDirectory(place).claim_job(mine, replace=anew):
+        place, mine = run.checkpoints(goal), job_of(script)
+        directory = CheckpointDirectory(place)
+        if anew:
+            directory.take_job(mine, own_launches=launches_here(str(run.path)))
+        elif not directory.claim_job(to_json(mine).encode(), replace=False):
             _require_same_job(place, script)  # another first launch may have been faster
     before = run.read_info()
     run.mark_unprotected(value=False)

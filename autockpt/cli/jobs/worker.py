@@ -26,10 +26,12 @@ from autockpt.launch.elastic import compiled_code
 from autockpt.launch.rank_env import agent_of, place_of_rank, under_srun
 from autockpt.launch.script import Script
 from autockpt.run_directory import RunDirectory, default_path
-from autockpt.values.errors import AutockptError, ConfigError
+from autockpt.values.errors import AutockptError, ConfigError, StorageError
 
 LEADER_WAIT_S = 60.0
 """How long the other ranks wait for rank 0 to prepare the directory."""
+STORE_WAIT_S = 600.0
+"""The same where the first rank asks an object store, which may take minutes to give no answer."""
 
 
 def as_worker(request: Request, foreign: str, console: Console) -> Callable[[], int]:
@@ -76,7 +78,7 @@ def first(
     if place.rank == 0 or (on_each_node and place.nodes > 1 and place.local_rank == 0):
         prepare_as(launch_id)
     else:
-        _wait_for_leader(path, launch_id)
+        _wait_for_leader(path, launch_id, in_store=on_each_node)
 
 
 def run_here(script: Script, *, requeues: bool = False) -> Callable[[], int]:
@@ -155,9 +157,13 @@ def _started(pid: int) -> str:
     return f"{pid} {stat.rpartition(')')[2].split()[19]}"
 
 
-def _wait_for_leader(path: str, launch_id: str) -> None:
-    """Until rank 0 has written the directory of this launch."""
-    deadline = time.monotonic() + LEADER_WAIT_S
+def _wait_for_leader(path: str, launch_id: str, *, in_store: bool) -> None:
+    """Until the first rank has written the directory of this launch.
+
+    Raises ConfigError, or StorageError where that rank has to wait for a store itself.
+    """
+    within_s = STORE_WAIT_S if in_store else LEADER_WAIT_S
+    deadline = time.monotonic() + within_s
     run = RunDirectory(path)
     while time.monotonic() < deadline:
         try:
@@ -167,7 +173,12 @@ def _wait_for_leader(path: str, launch_id: str) -> None:
         if info is not None and info.launch_id == launch_id:
             return
         time.sleep(0.05)
+    if in_store:
+        raise StorageError(
+            f"{path}: the first rank of this node prepared no run directory within {within_s:.0f} "
+            "s; does the object store of disk.path answer?"
+        )
     raise ConfigError(
-        f"{path}: rank 0 did not prepare the run directory within {LEADER_WAIT_S:.0f} s; is it on "
+        f"{path}: rank 0 did not prepare the run directory within {within_s:.0f} s; is it on "
         "storage that all ranks share?"
     )

@@ -182,6 +182,19 @@ def keepers_here(run_directory: str) -> tuple[int, ...]:
     )
 
 
+def launches_here(run_directory: str, *, in_memory: bool = False) -> frozenset[str]:
+    """Ids of the launches that hold the run, as its keepers on this machine say.
+
+    `in_memory`: only of keepers that have slots, where no storage is needed for a restart.
+    """
+    found = (keeper_status(run_directory, node) for node in keeper_directories(run_directory))
+    return frozenset(
+        status.claimed_by.launch_id
+        for status in found
+        if status is not None and status.claimed_by and (status.slots_bytes or not in_memory)
+    )
+
+
 def _answers(run_directory: str, node: int) -> bool:
     try:
         connect(run_directory, node, timeout_s=ANSWER_S).close()

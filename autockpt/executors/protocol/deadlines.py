@@ -22,7 +22,8 @@ class Deadlines:
     inventory_s: float = 30.0
     """Keepers answer from memory; a silent one counts as empty after this."""
     restore_s: float = 1800.0
-    """A rank that neither verified nor failed by then has a hung source, which is struck out."""
+    """A rank that neither verified nor failed by then has a hung source.  A copy in memory is
+    struck out; where it is storage, the start is refused and may be tried again."""
     seal_s: float = 300.0
     """First to last rank sealed; a snapshot takes at most a few iterations."""
     commit_s: float = 1800.0

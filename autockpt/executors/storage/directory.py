@@ -199,6 +199,18 @@ class CheckpointDirectory:
         with _storage("write", path):
             return self._place.publish(path, text, replace=replace)
 
+    def take_job(self, job: Job, *, own_launches: frozenset[str] = frozenset()) -> None:
+        """Leaves the record of a job that may go on with the checkpoints of another one.
+
+        Raises DirectoryBusyError while a live run of the other job has them, unless its launch is
+        one of `own_launches`; StorageError.
+        """
+        if self.differences(job):
+            holder = self.highest_term()
+            if holder is not None and holder.launch_id not in own_launches:
+                self._require_dead(holder)
+        self.claim_job(to_json(job).encode(), replace=True)
+
     def job(self) -> bytes:
         """That record; nothing where there is none.  Raises StorageError."""
         path = os.path.join(self.path, "JOB")

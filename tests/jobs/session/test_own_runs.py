@@ -5,6 +5,7 @@ import dataclasses
 import datetime
 import functools
 import multiprocessing
+import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -15,14 +16,19 @@ from typing import Any
 import numpy
 import pytest
 
+from autockpt.executors.storage import directory as directory_module
+from autockpt.executors.storage.claims import own_claim, pid_start
+from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.launch.rank_env import place_of_rank
 from autockpt.run_directory import RunDirectory
 from autockpt.session import job as job_module
 from autockpt.session.job import Job, current_identity, current_job
 from autockpt.session.place.called_function import call_arguments
 from autockpt.values import same_job
-from autockpt.values.errors import ConfigError
+from autockpt.values.errors import ConfigError, DirectoryBusyError, StorageError
 from autockpt.values.goal import Goal
 
+ALONE = place_of_rank({})
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
 
 
@@ -345,3 +351,68 @@ def test_ranks_with_arguments_of_their_own_are_in_one_run(
         assert found[0].run_directory == found[1].run_directory
         assert (found[0].run_directory == str(tmp_path / "r")) == (lr == "1")
         assert (found[0].placed != "", found[1].placed) == (lr == "7", "")
+
+
+def attach_to_store(monkeypatch: pytest.MonkeyPatch, url: str, *words: str, fresh: bool) -> None:
+    """Does what `attach` does first in a script without `autockpt run`, on a machine of its own."""
+    monkeypatch.setattr(sys, "argv", [sys.argv[0], *words])
+    job_module._require_own_store("-".join(["run", *words]), url, ALONE, "ours", takes=fresh)
+
+
+def held_by(url: str, launch_id: str, monkeypatch: pytest.MonkeyPatch) -> CheckpointDirectory:
+    """A store that a process which lives has claimed."""
+    parent, directory = os.getppid(), CheckpointDirectory(url)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            directory_module,
+            "own_claim",
+            lambda *facts: dataclasses.replace(
+                own_claim(*facts), pid=parent, pid_start=pid_start(parent) or 0
+            ),
+        )
+        directory.claim(directory.open(), launch_id, 0, force=False)
+    return directory
+
+
+@pytest.mark.parametrize("same_job", [False, True])
+def test_a_start_takes_no_store_from_a_run_that_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_job: bool
+) -> None:
+    """A refused start leaves the record of the job: the run's own restarts are let in."""
+    url = f"file://{tmp_path}/store/run"
+    attach_to_store(monkeypatch, url, "--lr", "1", fresh=False)
+    directory = held_by(url, "theirs", monkeypatch)
+    before = directory.job()
+    if same_job:
+        monkeypatch.setenv("AUTOCKPT_SAME_JOB", "1")
+    with pytest.raises(DirectoryBusyError, match="launch theirs"):
+        attach_to_store(monkeypatch, url, "--lr", "2", fresh=not same_job)
+    assert directory.job() == before
+    directory.release(1)
+    attach_to_store(monkeypatch, url, "--lr", "2", fresh=not same_job)
+    assert directory.job() != before
+
+
+def test_the_keeper_of_a_run_answers_in_place_of_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where memory has the run, a store that hangs is not asked; else a start says that it does."""
+    url, asked = f"file://{tmp_path}/store/run", []
+
+    def fail(self: CheckpointDirectory, text: bytes, *, replace: bool) -> bool:
+        asked.append(replace)
+        raise StorageError("the store does not answer")
+
+    monkeypatch.setattr(CheckpointDirectory, "claim_job", fail)
+    with pytest.raises(StorageError, match="does not answer"):
+        attach_to_store(monkeypatch, url, fresh=False)
+    here = {"ours"}
+    monkeypatch.setattr(job_module, "launches_here", lambda path, in_memory=False: here)
+    attach_to_store(monkeypatch, url, fresh=False)
+    attach_to_store(monkeypatch, url, fresh=True)
+    assert asked == [False]
+    here.clear()
+    here.add("an earlier launch")
+    attach_to_store(monkeypatch, url, fresh=False)
+    with pytest.raises(StorageError, match="does not answer"):
+        attach_to_store(monkeypatch, url, fresh=True)

@@ -562,8 +562,22 @@ class Restoring:
             )
             self._inventory_late()
         elif state.phase == "restoring" and waited >= limits.restore_s:
-            silent = sorted(set(range(state.world_size)) - state.verified)
-            self.strike(tuple(silent), f"no answer in {waited:.0f} s")
+            self._end_restore(tuple(sorted(set(range(state.world_size)) - state.verified)))
+
+    def _end_restore(self, silent: tuple[int, ...]) -> None:
+        """Strike the sources of the silent out.
+
+        Storage that hangs says nothing about its bytes: no older checkpoint is taken for it.
+        """
+        state = self.state
+        assert state.choice is not None
+        waited = f"no answer in {state.waited_s():.0f} s"
+        reading = [r for r in silent if state.choice.sources[r].kind in ("disk", "reshard")]
+        if reading:
+            told = f"ranks {reading} still read {state.choice.generation} from storage: {waited}"
+            self.refuse(told, retryable=True)
+        else:
+            self.strike(silent, waited)
 
     def _inventory_late(self) -> None:
         """A restore counts the silent as empty; a running term needs all, so it waits on."""

@@ -320,7 +320,8 @@ def _open(url: str) -> "ObjectStore":
             "s3://BUCKET/PREFIX with AWS_ENDPOINT_URL in the environment, and AWS_ALLOW_HTTP=true "
             "for http"
         )
-    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"):
+    is_s3 = scheme in ("s3", "s3a")
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT") if is_s3 else ():
         endpoint = os.environ.get(name)
         if endpoint is not None and not re.match(r"https?://\w", endpoint):  # the library panics
             raise ConfigError(
@@ -343,7 +344,7 @@ def _open(url: str) -> "ObjectStore":
     if scheme != "file":
         # No client_options: they would take the place of those in the environment.
         options = {"retry_config": {"max_retries": RETRIES}}
-    if scheme in ("s3", "s3a") and (keys := account.keys_in(account.credentials_file())):
+    if is_s3 and (keys := account.keys_in(account.credentials_file())):
         options["config"] = dict(keys)
     try:
         with account.unchanged():

@@ -244,3 +244,17 @@ def test_a_newest_that_cannot_be_read_is_not_passed_over_in_silence(
     assert run(["verify", two, FIRST.name]) == 0
     assert run(["show", two]) == 0
     assert f"{SECOND.name} is newer and unreadable" in capsys.readouterr().err
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_read_back_all_the_same(
+    two: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Damage is 65, not a wrong path; `show` names the newest."""
+    for generation in (FIRST, SECOND):
+        (Path(two) / generation.name / "COMMIT").write_text("")
+    assert run(["verify", two]) == 65
+    said = capsys.readouterr()
+    assert f"DAMAGED  {FIRST.name}" in said.out
+    assert f"DAMAGED  {SECOND.name}" in said.out
+    assert run(["show", two]) == 65
+    assert f"the newest, {SECOND.name}, is unreadable" in capsys.readouterr().err

@@ -2,15 +2,19 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from autockpt.cli.jobs import worker
 from autockpt.cli.jobs.preparation import Request
-from autockpt.cli.jobs.worker import as_worker
+from autockpt.cli.jobs.worker import as_worker, first
+from autockpt.cli.shared.plan_choice import Scale
 from autockpt.console import Console
 from autockpt.launch.elastic.compiled_code import FOLDERS
 from autockpt.launch.script import Script
 from autockpt.run_directory import RunDirectory
+from autockpt.values.errors import ConfigError, StorageError
 from autockpt.values.goal import Goal, OnOff, RestartWish
 
 RANK = {
@@ -42,3 +46,23 @@ def test_a_rank_keeps_compiled_code_where_the_policy_says(
         )
     else:
         assert set(found.values()) == {None}
+
+
+@pytest.mark.parametrize("in_store", [True, False])
+def test_a_rank_waits_longer_for_a_first_rank_that_asks_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_store: bool
+) -> None:
+    """And blames the first rank of its own node; without a store, the storage of the directory."""
+    monkeypatch.setattr(os, "environ", {**RANK, "TORCHELASTIC_RESTART_COUNT": "0"})
+    now = [0.0]
+    clock = SimpleNamespace(
+        monotonic=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s)
+    )
+    monkeypatch.setattr(worker, "time", clock)
+    kind, why = (
+        (StorageError, "first rank of this node .* 600 s; .* object store")
+        if in_store
+        else (ConfigError, "rank 0 did not prepare .* 60 s; is it on storage that all ranks share")
+    )
+    with pytest.raises(kind, match=why):
+        first(str(tmp_path / "run"), Scale(world_size=2, nodes=2), print, on_each_node=in_store)

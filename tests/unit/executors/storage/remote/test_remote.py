@@ -164,6 +164,18 @@ def test_an_address_without_encryption_needs_leave(monkeypatch: pytest.MonkeyPat
         Objects("s3://bucket/team")
 
 
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:1", "minio"])
+def test_an_address_of_s3_concerns_no_other_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, endpoint: str
+) -> None:
+    """A machine may have the variables of several stores."""
+    account(endpoint, monkeypatch)
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "false")
+    monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", "true")
+    Objects("gs://bucket/team")
+    Objects(f"file://{tmp_path}/team")
+
+
 def test_a_server_that_does_not_answer_is_a_storage_error_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
