@@ -222,13 +222,14 @@ BANNED = {
 
 BANNED_EXCEPT = {
     "exec": ("cli.script_runner",),
-    "pickle": ("integrations.dcp.metadata",),
+    "pickle": ("integrations.dcp.metadata", "launch.in_process.inputs"),
     "torch.load": ("integrations.files.torch_file",),
     "torch.save": ("integrations.files.torch_file",),
 }
 """Where a banned construct is the purpose: `cli/script_runner.py` runs the user's script; torch's
 files are read with weights_only=True, and DCP's metadata by an unpickler for which no name is a
-real one."""
+real one.  `launch/in_process/inputs.py` pickles arguments to compare them, and
+unpickles nothing."""
 
 STANDARD_LIBRARY = sys.stdlib_module_names | {"compression"}  # `compression` is new in 3.14
 

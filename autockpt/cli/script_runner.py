@@ -221,6 +221,12 @@ def _attached() -> bool:
     return session is not None and bool(session.attached())
 
 
+def _is_call_again() -> bool:
+    """Whether `autockpt.restartable` has called a function again, and no boundary came since."""
+    order = sys.modules.get("autockpt.launch.in_process.order")
+    return order is not None and bool(order.of_this_process.is_again)
+
+
 def _step() -> int | None:
     """Newest step of this process; None before it attached."""
     attaches = sys.modules.get("autockpt.session.attaches")
@@ -232,20 +238,21 @@ def _tell_launcher(error: BaseException, *, final: bool) -> None:
     """Write torchelastic's error file: it dates the failure, and `final` says that a retry fails.
 
     `final` is our own addition: the script made a mistake, or decided to exit before it attached.
+    In a call that is not the first in this process neither counts.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
-    now = time.time()
+    now, is_again = time.time(), _is_call_again()
     data = {
         "message": {
             "message": script_errors.text_of(error),
             "extraInfo": {"py_callstack": "", "timestamp": str(int(now))},
         },
         "autockpt": {
-            "final": final,
+            "final": final and not is_again,
             "at": now,
-            "origin": script_errors.origin_of(error),
+            "origin": "call again" if is_again else script_errors.origin_of(error),
             "step": _step(),
         },
     }

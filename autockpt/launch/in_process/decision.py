@@ -24,6 +24,9 @@ class Survivor:
     """A function of `autockpt.restartable` is under way in it."""
     restarts: int = 0
     """Restarts within its process so far."""
+    unfit: str = ""
+    """The exception by which a call that was not the first in its process has failed, on any rank
+    of this launch."""
     answer: str | None = None
     """"": it has left its function and holds nothing; else the reason why it cannot; None: it has
     not answered."""
@@ -43,6 +46,8 @@ def obstacle(survivor: Survivor) -> str | None:
     """The reason not even to ask it; "" where the script asks for no such restart; None: ask."""
     if not survivor.is_restartable:
         return ""
+    if survivor.unfit:
+        return f"a call in the same process has failed ({survivor.unfit})"
     if survivor.restarts >= MOST_RESTARTS:
         return f"its process was restarted {survivor.restarts} times"
     return None

@@ -9,6 +9,7 @@ import contextlib
 import gc
 import logging
 import multiprocessing
+import operator
 import os
 import random
 import signal
@@ -26,6 +27,9 @@ LEFT_S = 2.0
 """Threads and processes of the function have so long to end after it."""
 SHARED_THREADS = ("tqdm_monitor", "TMonitor", "pydevd")
 """Beginnings of names or types of threads that a library has one of for the whole process."""
+PRECISIONS = ("", "cuda.matmul", "cudnn", "cudnn.conv", "cudnn.rnn", "mkldnn", "mkldnn.matmul",
+              "mkldnn.conv", "mkldnn.rnn")  # fmt: skip
+"""Parts of torch.backends that may have a precision of their own, the general one first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +63,10 @@ class TorchState:
     device: Any
     threads: int
     has_gradients: bool
-    precision: str
+    precision: str | None
+    """None: torch does not tell it, because the script has set precisions by backend."""
+    precisions: dict[str, str]
+    """By backend, the general one first."""
     deterministic: tuple[bool, bool]
     cudnn: tuple[bool, bool]
 
@@ -185,7 +192,8 @@ def _take_torch() -> TorchState | None:
         device=torch.get_default_device(),
         threads=torch.get_num_threads(),
         has_gradients=torch.is_grad_enabled(),
-        precision=torch.get_float32_matmul_precision(),
+        precision=_precision(torch),
+        precisions=_precisions(torch),
         deterministic=(
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -202,7 +210,11 @@ def _put_back_torch(state: TorchState) -> None:
     if torch.get_num_threads() != state.threads:
         torch.set_num_threads(state.threads)
     torch.set_grad_enabled(state.has_gradients)
-    torch.set_float32_matmul_precision(state.precision)
+    if state.precision is not None and state.precision != _precision(torch):
+        torch.set_float32_matmul_precision(state.precision)
+    for name, precision in state.precisions.items():
+        if _precisions(torch)[name] != precision:
+            _backend(torch, name).fp32_precision = precision
     enabled, warns = state.deterministic
     torch.use_deterministic_algorithms(enabled, warn_only=warns)
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = state.cudnn
@@ -210,3 +222,21 @@ def _put_back_torch(state: TorchState) -> None:
     if torch.cuda.is_initialized():
         # A seed that a new process has been given reaches its devices when they are opened.
         torch.cuda.manual_seed_all(torch.initial_seed())
+
+
+def _precision(torch: Any) -> str | None:
+    with contextlib.suppress(RuntimeError):
+        return str(torch.get_float32_matmul_precision())
+    return None
+
+
+def _precisions(torch: Any) -> dict[str, str]:
+    found = {}
+    for name in PRECISIONS:
+        with contextlib.suppress(AttributeError, RuntimeError):  # another version of torch
+            found[name] = str(_backend(torch, name).fp32_precision)
+    return found
+
+
+def _backend(torch: Any, name: str) -> Any:
+    return operator.attrgetter(name)(torch.backends) if name else torch.backends

@@ -21,6 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 from autockpt.launch import startup_timing
 from autockpt.launch.in_process import order, process_groups, process_state
 from autockpt.launch.in_process.channel import Channel, connect
+from autockpt.launch.in_process.inputs import Arguments, ScriptFiles
 from autockpt.launch.rank_env import number
 from autockpt.values import script_errors
 from autockpt.values.errors import RestartError
@@ -33,11 +34,14 @@ WORD_S = 10.0
 PARKED_S = 120.0
 """The launcher needs so long at most to start the other ranks."""
 
+_is_claimed = False
+
 
 class Loop:
     """The calls of one function in this process."""
 
-    def __init__(self, launcher: Channel) -> None:
+    def __init__(self, launcher: Channel, *given: Any) -> None:
+        """`given`: the arguments of the function."""
         self._launcher = launcher
         self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._descriptors: list[int] = []
@@ -45,6 +49,7 @@ class Loop:
         self._restarts = 0
         self._weak: list[weakref.ref[Any]] = []
         """Models and optimizers of the call that has ended."""
+        self._arguments, self._files = Arguments(*given), ScriptFiles()
         threading.Thread(target=self._listen, name="autockpt-restarts", daemon=True).start()
         self._began = process_state.take()
 
@@ -54,9 +59,12 @@ class Loop:
             while True:
                 self._launcher.send({"restartable": True, "restarts": self._restarts})
                 try:
-                    return call()
-                except (Exception, order.Unwound) as error:
+                    result = call()
+                    order.of_this_process.raise_if_ordered()  # the function has caught it
+                    return result
+                except BaseException as error:
                     if not self._is_of_peers(error):
+                        self._tell_unfit(error)
                         raise
                     failure, left = error, self._leave(error)
                 left = left or self._release()
@@ -80,6 +88,8 @@ class Loop:
 
     def _is_of_peers(self, error: BaseException) -> bool:
         """Whether the function was left because another rank has died, as the launcher says."""
+        if not isinstance(error, (Exception, order.Unwound)):
+            return False
         if order.of_this_process.is_ordered:
             return True
         # While it attaches the keepers are the first to say that a rank is lost.
@@ -87,6 +97,11 @@ class Loop:
             return False
         self._launcher.send({"failed": script_errors.text_of(error)})
         return "unwind" in self._next_order(WORD_S)
+
+    def _tell_unfit(self, error: BaseException) -> None:
+        """The next start is not in this process: a new one may not fail so."""
+        if order.of_this_process.is_again:
+            self._launcher.send({"unfit": script_errors.text_of(error)})
 
     def _leave(self, error: BaseException) -> str:
         """Ends the sessions as after a failure, and frees the stack; why that failed, or ""."""
@@ -106,7 +121,8 @@ class Loop:
 
     def _release(self) -> str:
         try:
-            return process_state.release(self._weak, self._began)
+            left = process_state.release(self._weak, self._began)
+            return left or self._arguments.obstacle() or self._files.obstacle()
         except Exception as problem:
             return f"{type(problem).__name__}: {problem}"
 
@@ -126,7 +142,7 @@ class Loop:
         if job is not None:
             job.begin_anew()
         self._restarts += 1
-        order.of_this_process.is_ordered = False
+        order.of_this_process.begin_anew()
         self._launcher.send({"taken": True})
 
     def _take_outputs(self) -> None:
@@ -152,6 +168,7 @@ def restartable(function: Callable[P, R]) -> Callable[P, R]:
     `attach`, and trains.  When another rank of the machine has died, `autockpt run` has it called
     again with the same arguments.  It must not build on values that an earlier call has left in
     global variables.  With several nodes, one rank, or another launcher it is an ordinary function.
+    So is each further call in one script.
     """
 
     @functools.wraps(function)
@@ -159,7 +176,15 @@ def restartable(function: Callable[P, R]) -> Callable[P, R]:
         launcher = _launcher()
         if launcher is None:
             return function(*arguments, **named)
-        return Loop(launcher).run(functools.partial(function, *arguments, **named))
+        call = functools.partial(function, *arguments, **named)
+        given = arguments, named, getattr(function, "__defaults__", None)
+        try:
+            loop = Loop(launcher, *given)
+        except Exception as problem:
+            launcher.close()
+            _say_once(f"{type(problem).__name__}: {problem}")
+            return call()
+        return loop.run(call)
 
     return run
 
@@ -170,6 +195,13 @@ def _launcher() -> Channel | None:
     on_main = threading.current_thread() is threading.main_thread()
     if (ranks or 1) < 2 or nodes != 1 or not on_main or os.environ.get("AUTOCKPT_MODE") != "run":
         return None
+    if not _claim():
+        _say_once("a script has one restartable function, which is called once")
+        return None
+    attaches = sys.modules.get("autockpt.session.attaches")
+    if attaches is not None and attaches.of_this_process.any:
+        _say_once("the script called autockpt.attach before the function began; call it inside")
+        return None
     if process_groups.are_there():
         _say_once("the process group was made before the function began; make it inside")
         return None
@@ -177,6 +209,16 @@ def _launcher() -> Channel | None:
         _say_once("this version of torch cannot abort process groups")
         return None
     return connect(os.environ)
+
+
+def _claim() -> bool:
+    """Whether this call is the first in this process.
+
+    A new process begins with the first one.  It would never meet survivors that are in another.
+    """
+    global _is_claimed
+    first, _is_claimed = not _is_claimed, True
+    return first
 
 
 def _say_once(reason: str) -> None:

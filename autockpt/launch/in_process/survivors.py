@@ -25,6 +25,8 @@ from autockpt.launch.standby.pool import handler_of
 ALONE_S = 1.0
 """A function that fails so long before any rank has died has failed by itself."""
 ENDED = "its function had ended"
+SHOWN_CHARS = 200
+"""Of an exception."""
 TAKEN_S = 5.0
 """A survivor that does not answer the next start by then is ended."""
 LOOK_S = 0.05
@@ -78,6 +80,8 @@ class Survivors:
         """By local rank, between two starts."""
         self._reasons: dict[int, str] = {}
         """By local rank: why it has a new process in the next start."""
+        self._unfit = ""
+        """As of `Survivor`."""
         self._said: set[str] = set()
 
     @contextlib.contextmanager
@@ -146,7 +150,8 @@ class Survivors:
         heard = function.channel.receive()
         if heard is None:
             function.channel.close()
-            self._functions.pop(function.pid, None)
+            if self._functions.get(function.pid) is function:
+                del self._functions[function.pid]
             function.answer = function.answer or ENDED
             return
         for message in heard[0]:
@@ -159,6 +164,8 @@ class Survivors:
                 function.answer = ""
             elif "refused" in message:
                 function.answer = str(message["refused"])
+            elif "unfit" in message:
+                self._unfit = str(message["unfit"]).splitlines()[0][:SHOWN_CHARS]
             elif "taken" in message:
                 function.is_taken = True
 
@@ -166,6 +173,7 @@ class Survivors:
 
     def _park(self, handlers: dict[int, Any], dead: set[int]) -> None:
         """Asks the survivors to leave their functions, and keeps each one that does."""
+        self._hear(0.0)  # what the dead ranks have told
         known = dead | self._parked.keys()
         living = {local: one for local, one in handlers.items() if local not in known}
         functions = {
@@ -173,14 +181,16 @@ class Survivors:
             for local, handler in living.items()
             if (function := self._functions.get(handler.proc.pid)) is not None
         }
-        asked = [one for local, one in functions.items() if obstacle(_survivor(local, one)) is None]
+        asked = [
+            one for local, one in functions.items() if obstacle(self._survivor(local, one)) is None
+        ]
         for function in asked:
             function.channel.send({"unwind": True})
         until_s = time.monotonic() + UNWIND_S
         while time.monotonic() < until_s and any(one.answer is None for one in asked):
             self._hear(LOOK_S)
         for local, function in functions.items():
-            verdict = judge(_survivor(local, function))
+            verdict = judge(self._survivor(local, function))
             if verdict.in_process:
                 handler = living[local]
                 self._parked[local] = function, handler.proc
@@ -199,6 +209,12 @@ class Survivors:
     def pids(self) -> list[int]:
         """Their processes."""
         return [process.pid for _, process in self._parked.values()]
+
+    def _survivor(self, local: int, function: _Function) -> Survivor:
+        return Survivor(
+            rank=local, is_restartable=function.is_restartable, restarts=function.restarts,
+            unfit=self._unfit, answer=function.answer,
+        )  # fmt: skip
 
     # ------------------------------------------------------------------ the next start
 
@@ -275,13 +291,6 @@ class Survivors:
         if text not in self._said:
             self._said.add(text)
             self._console.say(text)
-
-
-def _survivor(local: int, function: _Function) -> Survivor:
-    return Survivor(
-        rank=local, is_restartable=function.is_restartable, restarts=function.restarts,
-        answer=function.answer,
-    )  # fmt: skip
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:

@@ -1,16 +1,20 @@
 """The function's side, against a launcher that the test plays."""
 
+import json
 import logging
 import os
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from autockpt.cli import script_runner
 from autockpt.launch.in_process import order, process_state, restartable
 from autockpt.launch.in_process.channel import Channel
 
@@ -49,7 +53,7 @@ def launcher() -> Iterator[Launcher]:
     made, before = Launcher(), dict(os.environ)
     yield made
     made.close()
-    order.of_this_process.is_ordered = False
+    order.of_this_process.is_ordered = order.of_this_process.is_again = False
     os.environ.clear()
     os.environ.update(before)
 
@@ -142,6 +146,145 @@ def test_what_cannot_be_released_is_named(
     gate.set()
     [answer] = said
     assert {"thread": "loads-data", "model": "Linear"}[leaves] in answer["refused"]
+
+
+def test_changed_arguments_are_not_called_with_again(launcher: Launcher) -> None:
+    """A survivor would divide its batch size a second time."""
+    arguments, said = {"batch_size": 8}, []
+
+    def function() -> None:
+        arguments["batch_size"] //= 2
+        raise ConnectionError("a collective of gloo")
+
+    def play() -> None:
+        launcher.hear()
+        launcher.hear()
+        launcher.say(unwind=True)
+        said.append(launcher.hear())
+
+    playing = beside(play)
+    with pytest.raises(ConnectionError, match="a collective"):
+        restartable.Loop(launcher.there, arguments).run(function)
+    playing.join(60)
+    assert said == [{"refused": "its function has changed its arguments"}]
+
+
+def test_a_failure_of_the_next_call_asks_for_new_processes(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only until it is at a boundary; its error file says that another start may do better."""
+    calls, said = [], []
+
+    def function() -> None:
+        calls.append(len(calls))
+        if len(calls) < 3:
+            raise ConnectionError("a collective of gloo")
+        raise ValueError("Duplicated timeseries in CollectorRegistry")
+
+    def play() -> None:
+        for _ in range(2):
+            launcher.hear()
+            launcher.hear()
+            launcher.say(unwind=True)
+            launcher.hear()
+            launcher.go_on()
+            launcher.hear()
+        launcher.hear()
+        said.append(launcher.hear())
+
+    playing = beside(play)
+    with pytest.raises(ValueError, match="Duplicated") as caught:
+        restartable.Loop(launcher.there).run(function)
+    playing.join(60)
+    assert said == [{"unfit": "ValueError: Duplicated timeseries in CollectorRegistry"}]
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    told = []
+    for _ in range(2):
+        script_runner._tell_launcher(caught.value, final=True)
+        told.append(json.loads((tmp_path / "error.json").read_text())["autockpt"])
+        order.of_this_process.require_none()
+    assert [one["final"] for one in told] == [False, True]
+    assert [one["origin"] == "mistake" for one in told] == [False, True]
+
+
+def test_a_function_that_ends_well_after_the_order_is_called_again(launcher: Launcher) -> None:
+    """It has caught the exception of its collective."""
+    calls = []
+
+    def function() -> int:
+        calls.append(len(calls))
+        deadline = time.monotonic() + 60
+        while len(calls) == 1 and not order.of_this_process.is_ordered:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return len(calls)
+
+    def play() -> None:
+        launcher.hear()
+        launcher.say(unwind=True)
+        assert launcher.hear() == {"parked": True}
+        launcher.go_on()
+
+    playing = beside(play)
+    assert restartable.Loop(launcher.there).run(function) == 2
+    playing.join(60)
+
+
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="an older torch")
+def test_precisions_of_torch_are_put_back() -> None:
+    """By either interface; torch does not tell the old one where the new one is used."""
+    backends: Any = torch.backends
+    found = process_state._precisions(torch)
+    try:
+        torch.set_float32_matmul_precision("high")
+        before = process_state._take_torch()
+        assert before is not None
+        torch.set_float32_matmul_precision("highest")
+        process_state._put_back_torch(before)
+        assert torch.get_float32_matmul_precision() == "high"
+        torch.set_float32_matmul_precision("highest")
+        backends.fp32_precision = backends.cuda.matmul.fp32_precision = "tf32"
+        assert process_state._precision(torch) is None
+        before = process_state._take_torch()
+        assert before is not None
+        backends.fp32_precision = backends.cuda.matmul.fp32_precision = "ieee"
+        assert process_state._precisions(torch) != before.precisions
+        process_state._put_back_torch(before)
+        assert process_state._precisions(torch) == before.precisions
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        for name, precision in found.items():
+            process_state._backend(torch, name).fp32_precision = precision
+
+
+def test_a_process_that_cannot_be_put_back_calls_plainly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mistake of ours is said, and the training begins."""
+    made = Launcher()
+    monkeypatch.setattr(restartable, "_launcher", lambda: made.there)
+    monkeypatch.setattr(process_state, "take", _raising(RuntimeError("no precision")))
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert restartable.restartable(lambda: "trained")() == "trained"
+    assert "restarts need new processes: RuntimeError: no precision" in capsys.readouterr().err
+    made.close()
+
+
+def test_a_second_call_in_one_script_is_plain(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A new process begins with the first one, and would not meet it."""
+    variables = {"WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "1", "AUTOCKPT_MODE": "run",
+                 "LOCAL_RANK": "0"}  # fmt: skip
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(restartable, "_is_claimed", False)
+    made = []
+    monkeypatch.setattr(restartable, "connect", lambda variables: made.append(variables))
+    for _ in range(2):
+        assert restartable.restartable(lambda: "trained")() == "trained"
+    assert len(made) == 1
+    assert "one restartable function" in capsys.readouterr().err
 
 
 def test_variables_of_the_function_are_freed(launcher: Launcher) -> None:
