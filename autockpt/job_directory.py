@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autockpt.run_directory import RunDirectory
+from autockpt.run_directory import OWN_SUFFIX, RunDirectory
 from autockpt.values import same_job
 from autockpt.values.errors import AutockptError, ConfigError
 from autockpt.values.goal import Goal
@@ -25,7 +25,6 @@ SAME_JOB = "AUTOCKPT_SAME_JOB"
 """Variable: with 1 the run in the named directory counts as this job's."""
 _DIGITS = (8, 16, 32, 64)
 """Of the digest in a name: more where another job has the shorter one."""
-_OWN = re.compile(r"-(?:task[\w.]+-)?[0-9a-f]{8}(?:[0-9a-f]{8})?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +96,7 @@ def own_runs(named: Path) -> list[Path]:
         beside = sorted(named.parent.glob(f"{_glob_safe(named.name)}-*/job.json"))
     except OSError:
         return []
-    return [p.parent for p in beside if _OWN.fullmatch(p.parent.name[len(named.name) :])]
+    return [p.parent for p in beside if OWN_SUFFIX.fullmatch(p.parent.name[len(named.name) :])]
 
 
 def own_goal(goal: Goal, suffix: str, *, kept: Goal | None = None) -> Goal:

@@ -61,6 +61,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+OWN_SUFFIX = re.compile(r"-(?:task[\w.]+-)?[0-9a-f]{8}(?:[0-9a-f]{8})?")
+"""The end of the name of a run whose directory was named for several jobs."""
 MAX_CONTROL_BYTES = 100
 """Longest name of a run directory that is made from a URL."""
 RUNS = "runs"
@@ -133,7 +135,7 @@ class RunDirectory:
         Raises ConfigError when `path` holds none.
         """
         url = str(path)
-        run = cls(control_path(url) if is_store_url(url) else path)
+        run = cls(_control_path_here(url) if is_store_url(url) else path)
         if is_store_url(url) and not run.exists:
             raise ConfigError(
                 f"{url}: its run directory {run.path} is not here. The events of a run stay on the "
@@ -620,6 +622,20 @@ def control_path(url: str) -> Path:
     safe = "".join(c if c.isalnum() or c in "._" else "-" for c in place.replace("://", "-"))
     short = safe.encode()[: MAX_CONTROL_BYTES - len(digest) - 1].decode(errors="ignore")
     return Path(RUNS) / f"{short}-{digest}"
+
+
+def _control_path_here(url: str) -> Path:
+    """The control path of a URL; if that is not here, the one of a job of its own that has it.
+
+    Both the URL and the control path of such a job end as `OWN_SUFFIX` says.
+    """
+    path, place = control_path(url), url.rstrip("/")
+    begins = [at for at, letter in enumerate(place) if letter == "-"]
+    for at in begins if not path.is_dir() else ():
+        own = Path(f"{control_path(place[:at])}{place[at:]}")
+        if OWN_SUFFIX.fullmatch(place[at:]) and own.is_dir():
+            return own
+    return path
 
 
 def _is_module(script: str) -> bool:

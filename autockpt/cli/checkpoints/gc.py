@@ -39,7 +39,8 @@ def gc(console: Console, path: str | None, dry_run: bool) -> None:
         directory = CheckpointDirectory(find_place(path, in_store=True).directory)
         newest = directory.highest_term()
         directory.require_unheld()
-        found += leftovers(directory.path, newest_term=newest.term if newest else None)
+        term = newest.term if newest else None
+        found += leftovers(directory.path, newest_term=term, warn=console.warn)
     for one in found:
         if not dry_run:
             try:

@@ -120,8 +120,13 @@ def _require_version(run_directory: str, node: int) -> None:
     if other.trainers or not release_keeper(run_directory, node):
         serves = ", ".join(map(str, other.trainers))
         raise DirectoryBusyError(
-            f"{run_directory}: the keeper of node {node} (pid {other.pid}) is of another version "
-            f"of autockpt (messages of version {other.wire_version}, expected {WIRE_VERSION}) and "
+            f"{run_directory}: the keeper of node {node} (pid {other.pid}) is of "
+            + (
+                f"another version of autockpt (messages of version {other.wire_version}, expected "
+                f"{WIRE_VERSION}) and "
+                if other.wire_version
+                else "an older version of autockpt and "
+            )
             + (f"serves ranks {serves}" if serves else "does not leave")
             + "; wait for its training to end, or use another --run-dir"
         )

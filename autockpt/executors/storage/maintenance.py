@@ -7,12 +7,13 @@ Their owner must be proven dead: by the lease for a directory, by the lock for a
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from autockpt import new_files
@@ -182,12 +183,18 @@ def _rebuild_run(directory: str) -> str:
 # --- cleaning -------------------------------------------------------------------------------------
 
 
-def leftovers(directory: str, *, newest_term: int | None = None) -> list[Leftover]:
+def leftovers(
+    directory: str,
+    *,
+    newest_term: int | None = None,
+    warn: Callable[[str], object] = lambda sentence: None,
+) -> list[Leftover]:
     """Return a dead run's leftovers in a checkpoint directory, without foreign files.
 
     `newest_term`: nothing of a later start, which may live.  The directory may be in an object
     store.  Of copies, whose run may live and copy the next one, only generations before the newest
-    whole one are cleaned.  Raises StorageError where the store does not answer.
+    whole one are cleaned.  `warn` hears why uploads are not among them.  Raises StorageError where
+    the store does not answer.
     """
     found = []
     for kind in ("trash", "spare"):
@@ -199,7 +206,12 @@ def leftovers(directory: str, *, newest_term: int | None = None) -> list[Leftove
                 found.append(_leftover(folder, name, "temporary", size))
     for name in _listed(directory):
         found += _of_generation(directory, name, newest_term)
-    for upload in unfinished_uploads(directory):
+    try:
+        uploads = unfinished_uploads(directory)
+    except StorageError as error:
+        warn(str(error))
+        uploads = []
+    for upload in uploads:
         if newest_term is None or upload.term <= newest_term:
             path = f"s3://{upload.bucket}/{upload.key}"
             found.append(Leftover(path=path, kind="upload", bytes=0, upload=upload))
@@ -268,7 +280,8 @@ def remove(leftover: Leftover) -> None:
                 shutil.rmtree(leftover.path)
         return
     if leftover.upload is not None:
-        end_upload(leftover.upload)
+        if not end_upload(leftover.upload):
+            raise OSError(errno.EIO, "the store did not end the upload")
     elif is_store_url(leftover.path):
         place_of(leftover.path).remove(leftover.path)
     if is_store_url(leftover.path):

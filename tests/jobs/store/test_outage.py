@@ -86,10 +86,11 @@ def test_keys_that_are_renewed_in_the_file_reach_a_living_keeper(
     gate.key = "OLD"
     with machine(tmp_path / "first", url) as first:
         first.start(steps=300, pace_s=0.1)
-        before = wait_for(url, checkpoints=1)
+        wait_for(url, checkpoints=1)
         gate.key = "NEW"
         wait_until(lambda: "ExpiredToken" in first.said, lambda: first.said)
         write_key(file, "NEW")
+        before = committed_names(url)
         wait_until(lambda: committed_names(url)[-1] > before[-1], lambda: first.said)
         first.end()
 

@@ -53,6 +53,11 @@ def test_a_url_is_read_like_a_directory(
     assert f"{url}: its run directory {tmp_path / control} is not here" in said
     RunDirectory.create(control).write_info(RunInfo(run_id="0" * 32, created="", script="/t.py"))
     assert RunDirectory.open(url).path == tmp_path / control
+    own = RunDirectory.create(f"{control}-3f2a91bc")
+    own.write_info(RunInfo(run_id="1" * 32, created="", script="/t.py"))
+    assert RunDirectory.open(f"{url}-3f2a91bc").path == own.path
+    with pytest.raises(ConfigError, match="is not here"):
+        RunDirectory.open(f"{url}-other")
 
 
 def test_a_folder_of_other_things_is_none(tmp_path: Path) -> None:

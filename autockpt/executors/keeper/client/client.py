@@ -203,7 +203,7 @@ class KeeperClient:
             slot_image_bytes=self.image_bytes,
             control_host=self._control_host,
             launched=self._launched,
-            account=account.variables() if is_store_url(self._checkpoints) else None,
+            account=account.handed_over() if is_store_url(self._checkpoints) else None,
         )
         assert self.board.fd is not None
         return hello, (self.board.fd, *held)

@@ -99,7 +99,7 @@ class Gathering:
             return
         try:
             fetched = self._of(message.shard, elsewhere=message.elsewhere)
-        except AutockptError as error:
+        except (AutockptError, OSError) as error:  # the keeper's loop is not to end for it
             answer(_refused(message, str(error)), None)
             return
         self._fetchers.submit(self._serve, fetched, message, answer)

@@ -20,6 +20,12 @@ _KEYS = {
 """Entries of a credentials file, and the library's names of them."""
 _OTHER_SOURCES = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_SKIP_SIGNATURE")
 """A variable that goes before the credentials file."""
+_FILES = (
+    "AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH",
+    "AZURE_FEDERATED_TOKEN_FILE",
+)  # fmt: skip
+"""Variables that name a file."""
 _lock = threading.RLock()
 
 Account = tuple[tuple[str, str], ...]
@@ -37,6 +43,14 @@ def variables() -> Account:
     """The account as the environment names it now."""
     with _lock:
         return tuple(sorted(item for item in os.environ.items() if item[0].startswith(PREFIXES)))
+
+
+def handed_over() -> Account:
+    """The account for a process in another working directory: its files by their whole paths."""
+    return tuple(
+        (name, os.path.abspath(value) if name in _FILES and os.path.isfile(value) else value)
+        for name, value in variables()
+    )
 
 
 def adopt(account: Account) -> bool:

@@ -18,13 +18,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autockpt.executors.storage.places import account
-from autockpt.values.errors import ConfigError
+from autockpt.values.errors import ConfigError, StorageError
 from autockpt.values.generation import Generation
 
 TIMEOUT_S = 10.0
-"""For one request; nothing waits for it but a person, or a thread behind a start."""
-MOST = 200
-"""Uploads that are ended at once; the next start goes on."""
+"""For one request."""
+SWEEP_S = 15.0
+"""For the uploads that a start ends, in front of its first commit; the next start goes on."""
 _UPLOAD = re.compile(r"<Upload>.*?</Upload>", re.DOTALL)
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _NOTHING = hashlib.sha256(b"").hexdigest()
@@ -43,17 +43,23 @@ class UnfinishedUpload:
 
 
 def unfinished_uploads(url: str) -> list[UnfinishedUpload]:
-    """Uploads of generations under a URL of S3, at most a thousand; none where none can be listed.
+    """Uploads of generations under a URL of S3, at most a thousand; none of another store.
 
-    A living run has some, too.
+    A living run has some, too.  Raises StorageError where they cannot be listed.
     """
     scheme, _, rest = url.partition("://")
     bucket, _, prefix = rest.strip("/").partition("/")
     if scheme not in ("s3", "s3a"):
         return []
     query = {"uploads": "", "prefix": f"{prefix}/" if prefix else ""}
+    listed = _ask("GET", bucket, "", query)
+    if listed == _FAILED:
+        raise StorageError(
+            f"{url}: uploads that were cut off cannot be listed: no keys stand in the environment "
+            "or the credentials file, or the store refuses. Let a rule of the bucket delete them"
+        )
     found = []
-    for text in _UPLOAD.findall(_ask("GET", bucket, "", query)):
+    for text in _UPLOAD.findall(listed):
         key, upload_id = _entry(text, "Key"), _entry(text, "UploadId")
         folder = key.removeprefix(f"{prefix}/").partition("/")[0]
         with contextlib.suppress(ConfigError):
@@ -68,9 +74,18 @@ def end_upload(upload: UnfinishedUpload) -> bool:
 
 
 def end_uploads_before(url: str, term: int) -> int:
-    """Ends what starts before `term` have begun: none of it can become durable.  Their number."""
-    older = [upload for upload in unfinished_uploads(url) if upload.term < term]
-    return sum(end_upload(upload) for upload in older[:MOST])
+    """Ends what starts before `term` have begun: none of it can become durable.  Their number.
+
+    It stops at the first failure, and after `SWEEP_S`.
+    """
+    deadline, count = time.monotonic() + SWEEP_S, 0
+    with contextlib.suppress(StorageError):
+        for upload in unfinished_uploads(url):
+            if upload.term < term:
+                if time.monotonic() >= deadline or not end_upload(upload):
+                    break
+                count += 1
+    return count
 
 
 _FAILED = "no answer"

@@ -1,5 +1,6 @@
 """Shards read by ranks of another world: from this node, from others, from what is rebuilt."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -179,5 +180,21 @@ def test_without_room_for_a_chunk_nothing_is_brought(
     with (
         gathering(nodes, 0, [home(nodes[1])]) as reader,
         pytest.raises(CorruptCheckpointError, match="chunks of rank 1: no memory"),
+    ):
+        LentSource(reader, 1, GENERATION)
+
+
+def test_a_request_is_answered_where_the_kernel_gives_no_memory(
+    nodes: dict[int, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused; the loop of the keeper goes on."""
+
+    def none_left(nbytes: int, *, name: str) -> Arena:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(Arena, "create_sparse", none_left)
+    with (
+        gathering(nodes, 0, [home(nodes[1])]) as reader,
+        pytest.raises(CorruptCheckpointError, match="too many open files"),
     ):
         LentSource(reader, 1, GENERATION)

@@ -120,3 +120,14 @@ def test_a_keeper_asks_as_the_trainers_that_came_last(
     assert dict(account.variables()) == new
     assert objects.read("a") == b"hi"
     assert doors.tokens == (None,)
+
+
+def test_a_file_is_handed_over_by_its_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A keeper works in another directory than the script that starts it."""
+    monkeypatch.chdir(tmp_path)
+    write_keys(tmp_path, "OLD")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "credentials")
+    handed = dict(account.handed_over())
+    assert handed["AWS_SHARED_CREDENTIALS_FILE"] == str(tmp_path / "credentials")

@@ -12,7 +12,10 @@ from autockpt.executors.storage import maintenance
 from autockpt.executors.storage.places import unfinished_uploads
 from autockpt.executors.storage.places.account import s3_keys
 from autockpt.executors.storage.places.object_store import PART_BYTES, Objects
-from autockpt.executors.storage.places.unfinished_uploads import end_uploads_before
+from autockpt.executors.storage.places.unfinished_uploads import (
+    UnfinishedUpload,
+    end_uploads_before,
+)
 from autockpt.values.generation import Generation
 from tests.unit.executors.storage.remote.test_remote import account, endpoint, s3
 
@@ -95,6 +98,37 @@ def test_without_keys_or_an_answer_nothing_is_ended(
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     assert end_uploads_before("s3://bucket/run", 3) == 0
     assert server.came == []
+
+
+def test_a_sweep_keeps_no_commit_waiting(server: Uploads, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends at the first request that fails, and when its time is over."""
+    server.keys = [shard(1, f"run/{n}") for n in range(3)]
+    uploads = [
+        UnfinishedUpload(bucket="bucket", key=key, upload_id="1", term=1) for key in server.keys
+    ]
+    monkeypatch.setattr(unfinished_uploads, "unfinished_uploads", lambda url: uploads)
+    asked: list[UnfinishedUpload] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(unfinished_uploads, "end_upload", lambda upload: asked.append(upload))
+        assert end_uploads_before("s3://bucket/run", 3) == 0
+        assert len(asked) == 1
+    monkeypatch.setattr(unfinished_uploads, "SWEEP_S", 0.0)
+    assert end_uploads_before("s3://bucket/run", 3) == 0
+    assert server.came == []
+
+
+def test_gc_says_which_uploads_stay(server: Uploads, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that the store does not end is no removed one, and neither are unlisted ones."""
+    upload = UnfinishedUpload(bucket="bucket", key=shard(1), upload_id="1", term=1)
+    monkeypatch.setattr(maintenance, "end_upload", lambda upload: False)
+    gone = maintenance.Leftover(path="s3://bucket/x", kind="upload", bytes=0, upload=upload)
+    with pytest.raises(OSError, match="did not end the upload"):
+        maintenance.remove(gone)
+    said: list[str] = []
+    monkeypatch.setattr(maintenance, "_listed", lambda path: {})
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert maintenance.leftovers("s3://bucket/run", warn=said.append) == []
+    assert "s3://bucket/run: uploads that were cut off cannot be listed" in said[0]
 
 
 @pytest.mark.parametrize("token", ["", "lent"])
