@@ -183,8 +183,6 @@ class Saver:
                 self._slots.ask()
         elif self.flight is None:
             self._slots.ask_for_another()
-            if not link.saves.writing:
-                self._slots.give_one_back()
             self.ask_if_due(step)
         if link.saves.asked is not asked:
             self._asking_s = time.monotonic() - began_s

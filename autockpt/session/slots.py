@@ -90,13 +90,6 @@ class SlotRequests:
             limit_bytes = self._job.goal.limits.host_memory_bytes
             link.want_another_slot(slots=slots, limit_bytes=limit_bytes)
 
-    def give_one_back(self) -> None:
-        """The plan in force wants fewer slots than there are; the newest image is kept."""
-        link = self._client
-        if not link.window_bytes and not self._rank.open and len(link.slots) > self._most:
-            self._asked = (0, 0)  # the same number may have been asked for before one was added
-            self.ask()
-
     @property
     def _most(self) -> int:
         """One is planned where no more fits; two may all the same, and serve better."""

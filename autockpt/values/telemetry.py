@@ -378,6 +378,8 @@ class PlanChanged(Event):
     memory_interval_steps: int
     disk_interval_steps: int
     reason: str
+    plan_digest: str = ""
+    """Of the whole plan: plans of one version may differ; "": not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ from autockpt.run_directory import RunDirectory
 from autockpt.session.job import Job
 from autockpt.session.tuning.recorder import Recorder
 from autockpt.tuner.online.controller import Controller
-from autockpt.tuner.online.proposals import PlanProposal, intervals_of
+from autockpt.tuner.online.proposals import PlanProposal, digest_of, intervals_of
 from autockpt.tuner.online.recording import RecordedController
 from autockpt.values import telemetry as t
 from autockpt.values.plan import CheckpointPlan, Choice, Decision
@@ -95,8 +95,8 @@ class AutoTuner:
         self._measuring = job.profile_in_place
         self._compared = job.decision is None or job.profile is None
         """Whether the profile that was decided from is known to be of a state of this size."""
-        self._offers: dict[int, PlanProposal] = {}
-        """By version of the plan."""
+        self._offers: dict[str, PlanProposal] = {}
+        """By digest of the plan."""
         self._decision = job.decision
         self._proposed_s = -ANSWER_S
         self._unasked = False
@@ -130,7 +130,7 @@ class AutoTuner:
             if proposal is not None:
                 self._withhold(proposal, time.monotonic())
             return None
-        self._offers[proposal.plan.version] = proposal
+        self._offers[digest_of(proposal.plan)] = proposal
         if proposal.plan.version != self._job.plan.version:
             self._proposed_s = time.monotonic()
             self._host.propose(proposal.plan)  # the ranks had no way to agree on it before
@@ -176,9 +176,9 @@ class AutoTuner:
                 )
             )  # fmt: skip
 
-    def reason(self, version: int) -> str:
-        """Why a version of the plan was proposed."""
-        offer = self._offers.get(version)
+    def reason(self, plan: CheckpointPlan) -> str:
+        """Why a plan was proposed."""
+        offer = self._offers.get(digest_of(plan))
         return "decided before a restart" if offer is None else offer.reason
 
     def applied(self, plan: CheckpointPlan) -> None:
@@ -230,11 +230,7 @@ class AutoTuner:
             return
         self._note_s = now + NOTE_S
         (slots, slot_bytes), left = self._host.slots_made, headroom()
-        before = self._noted
-        amounts = (before.available_bytes, left.available_bytes) if before is not None else (0, 1)
-        same = before is not None and before.slots == slots
-        same &= max(amounts) <= NOTED_CHANGE * min(amounts)
-        if not slots or (same and left.available_bytes >= RESERVE_BYTES):
+        if not slots or not is_news(self._noted, slots, left.available_bytes):
             return
         self._noted = t.HostMemoryNoted(
             at_s=now, rank=self._job.rank, available_bytes=left.available_bytes,
@@ -294,7 +290,7 @@ class AutoTuner:
             )
 
     def _offer(self, proposal: PlanProposal, now: float) -> None:
-        self._offers[proposal.plan.version] = proposal
+        self._offers[digest_of(proposal.plan)] = proposal
         self._proposed_s = now
         self._host.propose(proposal.plan)
 
@@ -313,7 +309,7 @@ class AutoTuner:
         if self._decision is None:
             self._files.write_plan(plan)
             return
-        decision, offer = replace(self._decision, plan=plan), self._offers.get(plan.version)
+        decision, offer = replace(self._decision, plan=plan), self._offers.get(digest_of(plan))
         if offer is not None:
             choices = tuple(_renewed(choice, offer) for choice in decision.choices)
             decision = replace(decision, choices=choices)
@@ -356,6 +352,17 @@ class AutoTuner:
         self._offer(
             PlanProposal(plan=plan, kind="first", reason=reason, expected=decision.expected), now
         )
+
+
+def is_news(before: t.HostMemoryNoted | None, slots: int, available_bytes: int) -> bool:
+    """Whether to note the host's memory again: also each time that it is or was below the reserve.
+
+    Without that, the newest note could show too little for ever.
+    """
+    if before is None or before.slots != slots:
+        return True
+    amounts = (before.available_bytes, available_bytes)
+    return max(amounts) > NOTED_CHANGE * min(amounts) or min(amounts) < RESERVE_BYTES
 
 
 def _renewed(choice: Choice, offer: PlanProposal) -> Choice:

@@ -8,6 +8,7 @@ from autockpt.session.base import RankState
 from autockpt.session.saving import Saver
 from autockpt.session.tuning.autotuner import AutoTuner
 from autockpt.session.tuning.plan_switch import PlanSwitch
+from autockpt.tuner.online.proposals import digest_of
 from autockpt.values import telemetry as t
 from autockpt.values.plan import CheckpointPlan
 from autockpt.values.record import to_data
@@ -77,7 +78,7 @@ class PlanFollower:
         self._rank.plan = plan
         self._client.want_rate(plan.redundancy)
         self._saver.follow_traffic()
-        reason = self.tuner.reason(self._rank.plan.version) if self.tuner else "by rank 0"
+        reason = self.tuner.reason(self._rank.plan) if self.tuner else "by rank 0"
         self.report_plan(step, reason)
         if self.tuner is not None:
             self.tuner.applied(self._rank.plan)
@@ -90,6 +91,7 @@ class PlanFollower:
             t.PlanChanged(
                 at_s=time.monotonic(), rank=self._job.rank, plan_version=self._rank.plan.version,
                 step=step, memory_interval_steps=memory, disk_interval_steps=disk, reason=reason,
+                plan_digest=digest_of(self._rank.plan),
             )
         )  # fmt: skip
         self._rank.say(f"plan {self._rank.plan.version} from step {step}: {reason}")

@@ -28,6 +28,7 @@ from autockpt.tuner.online.proposals import (
     Kind,
     PlanProposal,
     apart,
+    digest_of,
     intervals_of,
     scaled,
     with_codec,
@@ -38,7 +39,7 @@ from autockpt.tuner.online.settings import ControllerSettings
 from autockpt.tuner.online.turns.decisions import TURNED, next_turn, note_cost, note_switch
 from autockpt.tuner.online.watches import codec, codec_speed, exchange, slots
 from autockpt.tuner.online.watches.codec_speed import CodecWatch
-from autockpt.tuner.online.watches.exchange import ExchangeWatch
+from autockpt.tuner.online.watches.exchange import ExchangeWatch, meant_for
 from autockpt.values.errors import ConfigError
 from autockpt.values.failure import Life
 from autockpt.values.goal import Goal
@@ -56,7 +57,7 @@ LINK_SLOWER = "link_times_slower"
 UNSETTLED = ("back-off", "hurry", "calm", "codec", "redundancy", "slots")
 """Changes that leave a jump of a cost to be answered."""
 OFFERS = 8
-"""Proposals that may still be applied: the newest ones since the last change."""
+"""Proposals that may still be applied: the first one since the last change, and the newest."""
 
 
 def begin(
@@ -83,7 +84,7 @@ def begin(
         seen=Observed(failures=failures, recovery=recovery, prior=prior),
         codec=CodecWatch(table=codecs, profiled_s=profiled_s),
         ways=ways,
-        exchange=exchange or ExchangeWatch(),
+        exchange=meant_for(exchange or ExchangeWatch(), plan.redundancy),
         barren=barren,
     )
 
@@ -97,8 +98,9 @@ def go_on(former: Memory, new: Memory) -> Memory:
     """
     was, now = former.plan, new.plan
     if was.staging != now.staging or was.tier("disk").codec != now.tier("disk").codec:
-        return new
-    seen = former.seen
+        new.seen.link = former.seen.link
+        return replace(new, exchange=_exchange_goes_on(former, new))
+    seen, watch = former.seen, _exchange_goes_on(former, new)
     seen.failures, seen.recovery, seen.prior = new.seen.failures, new.seen.recovery, new.seen.prior
     seen.next_process()
     return replace(
@@ -107,7 +109,7 @@ def go_on(former: Memory, new: Memory) -> Memory:
         dwell_from_sealed=seen.sealed,
         patience=former.patience,
         codec=replace(former.codec, table=new.codec.table, profiled_s=new.codec.profiled_s),
-        exchange=_exchange_goes_on(former, new),
+        exchange=watch,
         compared=former.compared,
         trial=former.trial,
     )
@@ -122,8 +124,8 @@ def _exchange_goes_on(former: Memory, new: Memory) -> ExchangeWatch:
     found = next((at for at in watch.table if at.slower == former.exchange.slower), None)
     if found is None:
         return watch
-    if seen.prior is not None:
-        seen.prior = replace(seen.prior, peers=found.peers)
+    if new.seen.prior is not None:
+        new.seen.prior = replace(new.seen.prior, peers=found.peers)
     return replace(watch, slower=found.slower, scheme_slower=former.exchange.scheme_slower)
 
 
@@ -195,13 +197,21 @@ class Controller:
 
     def _offer(self, proposal: PlanProposal) -> None:
         if proposal not in self.memory.offers:
-            self.memory.offers = (*self.memory.offers, proposal)[-OFFERS:]
+            first, later = self.memory.offers[:1], self.memory.offers[1:]
+            self.memory.offers = (*first, *later[2 - OFFERS :], proposal)
 
     def _offered(self, event: PlanChanged) -> PlanProposal:
-        """Return the offer that was applied; a new one for a plan that was not offered here."""
+        """Return the offer that was applied; a new one for a plan that was not offered here.
+
+        Offers with other slots, rates or codecs have the same version and intervals.
+        """
         steps = (event.memory_interval_steps, event.disk_interval_steps)
-        for offer in reversed(self.memory.offers):
-            if offer.plan.version == event.plan_version and intervals_of(offer.plan) == steps:
+        offers = [o for o in reversed(self.memory.offers) if o.plan.version == event.plan_version]
+        for offer in offers:
+            if digest_of(offer.plan) == event.plan_digest:
+                return offer
+        for offer in offers:
+            if intervals_of(offer.plan) == steps:
                 return offer
         plan = replace(with_intervals(self.plan, *steps), version=event.plan_version)
         return PlanProposal(plan=plan, kind="foreign", reason=event.reason)
@@ -226,8 +236,7 @@ class Controller:
         elif offered.kind == "redundancy":
             self._repaced(offered)
         elif offered.kind == "slots":
-            fewer = offered.plan.slots < self.plan.slots
-            memory.slots = slots.changed(memory.slots, fewer=fewer)
+            memory.slots = slots.changed(memory.slots)
         memory.plan, memory.offers = offered.plan, ()
         self._dwell(event, settled=offered.kind not in UNSETTLED)
 
@@ -461,17 +470,16 @@ class Controller:
         return self._unmoved(exchange.paced(self.plan, at), "redundancy", why, numbers)
 
     def _slots(self, step: int) -> PlanProposal | None:
-        """One slot more where saves lack one, one less where the training lacks memory."""
-        watch, plan = self.memory.slots, self.plan
+        """One slot more where saves lack one."""
+        plan = self.plan
         if self.mode != "on" or not self.outlook.memory_on:
             return None
-        fewer, greater = (rule(watch, plan, self.goal) for rule in (slots.less, slots.more))
-        if not fewer and not greater:
+        why = slots.more(self.memory.slots, plan, self.goal)
+        if not why:
             return None
-        number = plan.slots - 1 if fewer else plan.slots + 1
-        then = replace(plan, version=plan.version + 1, slots=number)
-        numbers = {"slots": float(number)}
-        return self._unmoved(then, "slots", f"step {step}: {fewer or greater}", numbers)
+        then = replace(plan, version=plan.version + 1, slots=plan.slots + 1)
+        numbers = {"slots": float(then.slots)}
+        return self._unmoved(then, "slots", f"step {step}: {why}", numbers)
 
     def _back_off(self, step: int) -> PlanProposal | None:
         if self.memory.over_budget < backoff.IN_A_ROW or self.outlook.pinned:

@@ -1,11 +1,13 @@
 """A change of the plan as a value: the new plan, the reason, and its expected effect."""
 
+import hashlib
 import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from autockpt.values.decision_inputs import DecisionInputs
 from autockpt.values.plan import CheckpointPlan, Expected
+from autockpt.values.record import to_json
 
 Kind = Literal[
     "start",
@@ -47,6 +49,11 @@ class PlanProposal:
     def expected_waste(self) -> float | None:
         """Waste rate the new plan is expected to have."""
         return None if self.expected is None else self.expected.waste
+
+
+def digest_of(plan: CheckpointPlan) -> str:
+    """Tells plans of one version apart; the same on all ranks."""
+    return hashlib.sha256(to_json(plan).encode()).hexdigest()[:16]
 
 
 def with_intervals(plan: CheckpointPlan, memory_steps: int, disk_steps: int) -> CheckpointPlan:

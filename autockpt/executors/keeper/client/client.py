@@ -96,6 +96,8 @@ class KeeperClient:
         """Image capacity of the slots."""
         self.window_bytes = 0
         """The one slot is a window that images stream through; 0: slots hold them whole."""
+        self._unmapped_bytes = 0
+        """Of the slots that are gone and not replaced yet."""
         self.blocking = False
         """The training waits until an image is through."""
         self.note = ""
@@ -210,9 +212,10 @@ class KeeperClient:
 
     def want_rate(self, redundancy: Redundancy) -> None:
         """Copies leave at the rate of this plan from now on, also under a later keeper."""
-        if redundancy.rate_bytes_per_s != self._attach.redundancy.rate_bytes_per_s:
-            rate = redundancy.rate_bytes_per_s
-            wanted = replace(self._attach.redundancy, rate_bytes_per_s=rate)
+        rate = redundancy.rate_bytes_per_s
+        wanted = replace(self._attach.redundancy, rate_bytes_per_s=rate)
+        # The rate of a scheme that the next start takes is not for the one in force.
+        if wanted == redundancy and wanted != self._attach.redundancy:
             self._attach = replace(self._attach, redundancy=wanted)
             self.send(wire.RateWanted(rank=self.rank, bytes_per_s=rate))
 
@@ -281,11 +284,12 @@ class KeeperClient:
         go first, or the host would need room for both; no copy may still write into them.
         """
         self._replace_slots([])
+        swing = max(0, swing_bytes() - self._unmapped_bytes)  # the old slots were no training's
         self.chunk_bytes = chunk_bytes
         self.slots_refused, self.no_room_s = "", None
         self._wanted = wire.SlotsWanted(
             rank=self.rank, image_bytes=image_bytes, chunk_bytes=chunk_bytes, slots=slots,
-            limit_bytes=limit_bytes, may_stream=may_stream, swing_bytes=swing_bytes(),
+            limit_bytes=limit_bytes, may_stream=may_stream, swing_bytes=swing,
         )  # fmt: skip
         self.send(self._wanted)
 
@@ -512,6 +516,9 @@ class KeeperClient:
         """Let go of the old slots: they are free when the keeper and the last copy have too."""
         with self._lock:  # not while they are handed to a keeper
             former, self.slots = self.slots, slots
+            if slots or former:
+                gone = self.window_bytes or sum(arena.nbytes for arena in former)
+                self._unmapped_bytes = 0 if slots else gone
             self.window_bytes = 0
             for arena in former:
                 arena.let_go()

@@ -18,6 +18,8 @@ from autockpt.values.units import format_rate
 BAND = 1.6
 """The link must be this many times slower or faster than the rate is meant for.  That is more than
 half of the way to the next speed of the table, so no speed lies between two rates."""
+UNLIMITED = 1e15
+"""Bytes per second that stand for a rate without a limit."""
 SIGMAS = 3.0
 """Standard errors that the difference must have."""
 
@@ -33,9 +35,25 @@ class ExchangeWatch:
     slower: float = 1.0
     """Times as slow as profiled that the link is, by the rate in force."""
     scheme_slower: float = 1.0
-    """The same by its scheme, which only a start changes."""
+    """The same by its scheme, which only a start changes; 0: not known."""
     best: Redundancy | None = None
     """The scheme for the link as the process before saw it; None: the one of the plan."""
+
+
+def meant_for(watch: ExchangeWatch, redundancy: Redundancy) -> ExchangeWatch:
+    """The watch of a run that begins with this rate, where no process tells what it was meant for.
+
+    Where that is not the link as profiled, the scheme may have been chosen for another link too.
+    """
+    if not watch.table:
+        return watch
+
+    def distance(at: ExchangeAtSpeed) -> tuple[float, float]:
+        rates = [r or UNLIMITED for r in (at.rate_bytes_per_s, redundancy.rate_bytes_per_s)]
+        return abs(math.log(rates[0] / rates[1])), abs(math.log(at.slower))
+
+    slower = min(watch.table, key=distance).slower
+    return replace(watch, slower=slower, scheme_slower=1.0 if slower == 1.0 else 0.0)
 
 
 def moved_off(watch: ExchangeWatch, link: Window) -> ExchangeAtSpeed | None:

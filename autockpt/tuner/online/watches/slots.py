@@ -1,9 +1,7 @@
 """The number of memory slots, by the saves that lack one and the memory that the host has left.
 
         one more   saves are skipped for want of a slot, and one more fits beside the reserve
-        one less   the host has less left than the reserve of the training
-
-A rank keeps two: with one, no failure is served from memory.
+A slot is never given up while a job trains: it may hold the newest image that all ranks have.
 """
 
 from dataclasses import dataclass, replace
@@ -25,11 +23,6 @@ STARVED = 3
 """and how many of them must have been skipped for want of a slot."""
 MOST = 8
 """Slots that this rule gives at most."""
-LEAST = 2
-TIGHT_NOTES = 3
-"""Looks at the host's memory in a row that must find less than the reserve."""
-AMPLE = 2.0
-"""Times the room of a slot that must be left before a slot that was given up comes back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +32,7 @@ class SlotWatch:
     dues: tuple[bool, ...] = ()
     """Of the newest saves, whether each was skipped for want of a slot."""
     host: HostMemoryNoted | None = None
-    """The newest look at the host; None: there was none."""
-    tight: int = 0
-    """Looks in a row that found less than the reserve."""
-    shrunk: bool = False
-    """A slot was given up in this run."""
+    """The newest look at the host of rank 0; None: there was none."""
 
 
 def noted(watch: SlotWatch, event: Event) -> SlotWatch:
@@ -53,14 +42,13 @@ def noted(watch: SlotWatch, event: Event) -> SlotWatch:
     if isinstance(event, SaveSkipped) and event.reason.endswith(NO_SLOT):
         return replace(watch, dues=(*watch.dues, True)[-DUES:])
     if isinstance(event, HostMemoryNoted):
-        tight = watch.tight + 1 if event.available_bytes < event.reserve_bytes else 0
-        return replace(watch, host=event, tight=tight)
+        return replace(watch, host=event)
     return watch
 
 
-def changed(watch: SlotWatch, *, fewer: bool) -> SlotWatch:
+def changed(watch: SlotWatch) -> SlotWatch:
     """The watch after a change of the number: earlier saves tell nothing of the new one."""
-    return replace(watch, dues=(), tight=0, shrunk=watch.shrunk or fewer)
+    return replace(watch, dues=())
 
 
 def more(watch: SlotWatch, plan: CheckpointPlan, goal: Goal) -> str:
@@ -73,24 +61,10 @@ def more(watch: SlotWatch, plan: CheckpointPlan, goal: Goal) -> str:
     needed = host.slot_bytes * host.ranks
     limit = goal.limits.host_memory_bytes
     left = host.room_bytes if limit is None else min(host.room_bytes, limit - needed * plan.slots)
-    if left < needed * (AMPLE if watch.shrunk else 1.0):
+    if left < needed or host.available_bytes - needed < host.reserve_bytes:
         return ""
     return (
         f"{skipped} of the newest {DUES} saves were skipped for want of a slot, and one of "
         f"{format_bytes(host.slot_bytes)} for each of {host.ranks} rank(s) fits into the "
         f"{format_bytes(left)} that are left: slots {plan.slots} -> {plan.slots + 1}"
-    )
-
-
-def less(watch: SlotWatch, plan: CheckpointPlan, goal: Goal) -> str:
-    """Why one slot should be given up; "" if it should not."""
-    host, least = watch.host, max(LEAST, (goal.pins.in_flight or 0) + 1)
-    if host is None or goal.pins.slots is not None or plan.slots <= least:
-        return ""
-    if watch.tight < TIGHT_NOTES:
-        return ""
-    return (
-        f"the host has {format_bytes(host.available_bytes)} of memory left, less than the "
-        f"{format_bytes(host.reserve_bytes)} that the training may need at any time: slots "
-        f"{plan.slots} -> {plan.slots - 1}"
     )

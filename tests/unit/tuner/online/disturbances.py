@@ -57,8 +57,8 @@ PHASES: dict[str, World] = {
     "link half as fast": World(link=2.0),
     "link as before": World(),
     "saves lack a slot": World(starves=True),
-    "host short of memory": World(free_bytes=300 * 2**20),
-    "memory as before": World(),
+    "host short of memory": World(starves=True, free_bytes=300 * 2**20),
+    "memory as before": World(starves=True),
 }
 DECISIONS: dict[str, Callable[[CheckpointPlan], object]] = {
     "intervals": intervals_of,

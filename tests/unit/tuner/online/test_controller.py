@@ -1,5 +1,6 @@
 """The controller against a fake job: it finds the plan, keeps it, and undoes what backfires."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,10 +8,11 @@ import pytest
 from autockpt.policies.cost_model.costs import PeerCosts
 from autockpt.policies.interval.choose import choose_intervals
 from autockpt.tuner.online.controller import Controller, begin
-from autockpt.tuner.online.proposals import intervals_of, scaled
+from autockpt.tuner.online.proposals import digest_of, intervals_of, scaled
 from autockpt.tuner.online.settings import ControllerSettings
 from autockpt.values.goal import FailureDeclaration, Goal, Limits, Pins
 from autockpt.values.plan import CheckpointPlan, TierPlan, safe_default_plan
+from autockpt.values.record import from_data, to_data
 from autockpt.values.redundancy import Redundancy
 from autockpt.values.telemetry import PlanChanged
 from tests.support.jobs import FakeJob
@@ -405,6 +407,23 @@ def test_an_offer_is_recognised_although_later_questions_had_no_answer():
     tuned.propose(job.now_s, job.step)
     job.apply(tuned, offer)
     assert tuned.plan == offer.plan
+
+
+def test_the_offer_that_was_applied_is_told_from_one_with_the_same_intervals():
+    """Slots and rates leave version and intervals; the first offer holds among many later ones."""
+    tuned = controller(plan(50, 100))
+    first = replace(plan(50, 100, version=2), slots=3)
+    tuned.expect(first)
+    for slots in range(4, 16):
+        tuned.expect(replace(first, slots=slots))
+    read = from_data(CheckpointPlan, json.loads(json.dumps(to_data(first))), where="plan change")
+    tuned.observe(
+        PlanChanged(
+            at_s=1.0, rank=0, plan_version=2, step=1, memory_interval_steps=50,
+            disk_interval_steps=100, reason="agreed", plan_digest=digest_of(read),
+        )
+    )  # fmt: skip
+    assert tuned.plan == first
 
 
 def test_a_change_from_elsewhere_is_followed():

@@ -13,7 +13,6 @@ MOVES = {
     "link half as fast": "rate of copies",
     "link as before": "rate of copies",
     "saves lack a slot": "slots",
-    "host short of memory": "slots",
 }
 
 

@@ -12,7 +12,7 @@ from autockpt.tuner.online.controller import Controller, begin, go_on
 from autockpt.tuner.online.controller_state import Memory
 from autockpt.tuner.online.proposals import PlanProposal, intervals_of
 from autockpt.tuner.online.recording import Line, RecordedController, replay
-from autockpt.tuner.online.watches.exchange import ExchangeWatch
+from autockpt.tuner.online.watches.exchange import ExchangeWatch, entry_beyond
 from autockpt.values.goal import FailureDeclaration, Goal, Pins, RedundancyWish
 from autockpt.values.plan import CheckpointPlan
 from autockpt.values.record import from_data, to_data, to_json
@@ -153,6 +153,27 @@ def test_the_next_process_knows_the_link() -> None:
     assert run.phase(4.0) == []
     assert len(run.phase(1.0)) == 1
     assert run.rate == run.profiled_rate
+
+
+def test_the_rate_of_a_slow_link_comes_back_where_no_process_tells_of_it() -> None:
+    """The memory was lost, or is of bytes that were staged otherwise."""
+    run = Run()
+    assert run.begin().exchange.slower == 1.0
+    run.phase(4.0)
+    former, cut = run.controller.memory, run.controller.plan
+    run.plan = cut
+    lost = run.begin()
+    assert (lost.exchange.slower, lost.exchange.scheme_slower) == (4.0, 0.0)
+    lost.seen.link = former.seen.link
+    assert entry_beyond(lost.exchange, lost.seen.link, 0.0) is not None, "its scheme is doubtful"
+    run.controller = Controller(run.begin(), goal=run.goal)
+    assert len(run.phase(1.0)) == 1
+    assert run.rate == run.profiled_rate
+    run.plan = replace(cut, staging=replace(cut.staging, chunk_bytes=cut.staging.chunk_bytes * 2))
+    otherwise = go_on(former, run.begin())
+    assert otherwise.exchange.slower == former.exchange.slower
+    assert otherwise.exchange.scheme_slower == former.exchange.scheme_slower
+    assert otherwise.seen.link == former.seen.link
 
 
 def test_a_run_with_a_slow_link_replays_byte_for_byte() -> None:

@@ -1,9 +1,10 @@
-"""One slot more where saves lack one and memory allows it, one less where memory is short."""
+"""One slot more where saves lack one and memory allows it; none is given up."""
 
 from dataclasses import replace
 
 import pytest
 
+from autockpt.session.tuning.autotuner import is_news
 from autockpt.tuner.online.controller import Controller, begin
 from autockpt.values.goal import FailureDeclaration, Goal, Limits, Pins
 from autockpt.values.record import from_data, to_data
@@ -31,6 +32,7 @@ class Run:
         self.controller = Controller(memory, goal=replace(wanted, pins=pins, failures=declared))
         self.job = FakeJob(seed=3)
         self.free_bytes, self.starves = 20 * GB, True
+        self.room_bytes: int | None = None
 
     def go(self, checkpoints: int) -> list[int]:
         """So many saves; the numbers of slots that were changed to."""
@@ -46,7 +48,7 @@ class Run:
                 HostMemoryNoted(
                     at_s=job.now_s, rank=0, available_bytes=self.free_bytes, slots=now.slots,
                     reserve_bytes=RESERVE_BYTES, slot_bytes=GB, ranks=2,
-                    room_bytes=max(0, self.free_bytes - RESERVE_BYTES),
+                    room_bytes=self.room_bytes or max(0, self.free_bytes - RESERVE_BYTES),
                 )
             )  # fmt: skip
             job.run(self.controller, until_s=job.now_s + 1.0)
@@ -66,18 +68,34 @@ def test_saves_without_a_slot_get_one_more_and_no_other() -> None:
     assert calm.go(30) == []
 
 
-def test_little_memory_takes_a_slot_and_ample_memory_gives_it_back() -> None:
-    """Two changes a phase at most; never below two, and not back into memory that is short."""
-    run = Run(slots=3)
-    run.starves = False
-    assert run.go(8) == []
-    run.free_bytes = 300 * 2**20
-    assert run.go(20) == [2]
-    run.starves = True
-    run.free_bytes = 3 * GB
-    assert run.go(30) == [], "the memory of one slot for each rank, and nothing beside it"
-    run.free_bytes = 20 * GB
+def test_a_slot_comes_only_where_the_reserve_stays() -> None:
+    """Slots of two ranks take 2 GB; in a control group the room is not all that is left."""
+    run = Run()
+    run.room_bytes, run.free_bytes = 2 * GB, 2 * GB + RESERVE_BYTES - 1
+    assert run.go(30) == []
+    run.free_bytes += 1
     assert run.go(12) == [3]
+
+
+def test_little_memory_takes_no_slot_that_may_hold_an_image() -> None:
+    """However often the host has less than the reserve."""
+    run = Run(slots=3)
+    run.starves, run.free_bytes = False, 300 * 2**20
+    assert run.go(20) == []
+
+
+def test_the_host_is_noted_again_once_it_has_more_than_the_reserve() -> None:
+    """However small the step; memory that hardly changes is not noted."""
+    tight = HostMemoryNoted(
+        at_s=1.0, rank=0, available_bytes=RESERVE_BYTES - 1, slots=2, reserve_bytes=RESERVE_BYTES,
+        slot_bytes=GB, ranks=2, room_bytes=0,
+    )  # fmt: skip
+    assert is_news(None, 2, 20 * GB)
+    assert is_news(tight, 2, RESERVE_BYTES + 1)
+    ample = replace(tight, available_bytes=20 * GB)
+    assert not is_news(ample, 2, 19 * GB)
+    assert is_news(ample, 3, 19 * GB)
+    assert is_news(ample, 2, 10 * GB)
 
 
 @pytest.mark.parametrize(

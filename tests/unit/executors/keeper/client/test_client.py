@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from autockpt.executors.keeper import wire
+from autockpt.executors.keeper.client import client
 from autockpt.executors.keeper.client.client import GATHER_S, KeeperClient
 from autockpt.executors.keeper.client.saves import UNANSWERED
 from autockpt.executors.keeper.replication.shard_fetch import (
@@ -224,3 +225,18 @@ def test_a_forked_child_lets_go_of_slots_and_records(tmp_path: Path) -> None:
     one.disown()
     assert open_descriptors() == before
     assert (one.slots, one.records) == ([], [])
+
+
+def test_the_slots_that_went_are_no_memory_that_the_training_needs_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request lets the old slots go first, and later requests find none to let go."""
+    one, size = link(tmp_path), 4 * 2**20
+    monkeypatch.setattr(client, "swing_bytes", lambda: 2 * size + 1000)  # the peak less now
+    one.slots = [Arena.create_shared(size, name="autockpt-test-slot") for _ in range(2)]
+    swings = []
+    for _ in range(2):
+        one.want_slots(image_bytes=size, chunk_bytes=4096, slots=2, limit_bytes=None)
+        assert one._wanted is not None
+        swings.append(one._wanted.swing_bytes)
+    assert swings == [1000, 1000]

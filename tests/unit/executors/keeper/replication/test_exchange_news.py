@@ -20,6 +20,8 @@ from autockpt.values.redundancy import Redundancy
 
 COPIES = Redundancy(scheme="replicas", copies=2, rate_bytes_per_s=4e8)
 SLOWER = Redundancy(scheme="replicas", copies=2, rate_bytes_per_s=1e8)
+OTHER = Redundancy(scheme="xor", set_size=4, parity=1, rate_bytes_per_s=2e8)
+"""The next start takes it."""
 ATTACH = p.TrainerAttached(
     rank=0, incarnation=p.Incarnation(launch_id="launch", restart_round=0), world_size=2,
     nodes=(0, 1), slots=0, redundancy=COPIES,
@@ -28,11 +30,12 @@ SAVED = Generation(term=1, step=30)
 
 
 def test_the_rate_of_a_new_plan_holds_in_the_keeper_and_in_the_next_one(tmp_path: Path) -> None:
-    """Told once; a plan with the same rate tells nothing."""
+    """Told once; a plan with the same rate, or with another scheme, tells nothing."""
     link = KeeperClient(str(tmp_path), 0, checkpoints=str(tmp_path), attach=ATTACH, launcher_pid=0)
     sent: list[Any] = []
     link.send = sent.append  # type: ignore[method-assign, assignment]
     link.want_rate(COPIES)
+    link.want_rate(OTHER)
     link.want_rate(SLOWER)
     link.want_rate(SLOWER)
     assert sent == [wire.RateWanted(rank=0, bytes_per_s=1e8)]
