@@ -379,8 +379,8 @@ def node_that_fails(facts: Facts) -> Finding | None:
         severity="high",
         title=f"node {found.node} ends the job again and again",
         evidence=found.sentence,
-        fix="look at that machine, or leave it out; with --nnodes MIN:MAX its launcher leaves by "
-        "itself, and the others go on",
+        fix="look at that machine, or leave it out; with failures.faulty_node: leave and --nnodes "
+        "MIN:MAX its launcher leaves by itself, unless the nodes meet there, and the others go on",
     )
 
 

@@ -41,6 +41,10 @@ class FailureRecord:
     lost_s: float = 0.0
     term: int = 0
     """That went on after it, the same on all nodes; 0: not known."""
+    nodes: tuple[int, ...] = ()
+    """Of the job when it began; (): not known."""
+    told_s: float | None = None
+    """From its begin until the ranks could go on, which all nodes hear at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,17 +81,23 @@ def lost_nodes(records: Iterable[FailureRecord]) -> tuple[tuple[int, ...], ...]:
 
 FIRST_S = 0.1
 """The node that began an interruption was down longer than all others by this, in seconds.  Other
-nodes notice a death later, and all nodes resume together."""
+nodes notice a death later, and all nodes hear together that they go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origins:
-    """The nodes on which interruptions began."""
+    """The nodes on which interruptions of the newest set of nodes began."""
 
     nodes: int = 0
-    """Nodes that have met any interruption, and so all that the job had."""
+    """Nodes of the job at its newest interruption; 0: not known."""
     began: tuple[int | None, ...] = ()
-    """By interruption, oldest first; None: it is not known."""
+    """By interruption since the job has had these nodes, oldest first; None: it is not known."""
+    earlier: int = 0
+    """Interruptions before those."""
+
+    def since(self, interruptions: int) -> tuple[int | None, ...]:
+        """As `began`, without the first so many interruptions of the log."""
+        return self.began[max(0, interruptions - self.earlier) :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +113,7 @@ class FaultyNode:
     nodes: int
     """on so many nodes."""
     chance: float
-    """That any of them would have begun as many by accident."""
+    """That any of them would have begun as many by accident, at any look so far at most."""
 
     @property
     def sentence(self) -> str:
@@ -117,25 +127,33 @@ class FaultyNode:
 def origins_of(records: Iterable[FailureRecord]) -> Origins:
     """Where the interruptions of a log began, to which every node's keeper writes."""
     groups = _apart(records)
-    nodes = {record.node for group in groups for record in group}
-    return Origins(nodes=len(nodes), began=tuple(map(_began, groups)))
+    sets = [{node for record in group for node in record.nodes} for group in groups]
+    newest: set[int] = next(filter(None, reversed(sets)), set())
+    same = itertools.takewhile(lambda nodes: nodes in (newest, set()), reversed(sets))
+    earlier = len(groups) - len(list(same))
+    return Origins(
+        nodes=len(newest),
+        began=tuple(_began(group, newest) for group in groups[earlier:]),
+        earlier=earlier,
+    )
 
 
-def _began(group: Sequence[FailureRecord]) -> int | None:
-    """The node that lost its memory, else the one that was down longest."""
+def _began(group: Sequence[FailureRecord], nodes: set[int]) -> int | None:
+    """The node that lost its memory, else the one that was down longest.
+
+    It is not known where a node has not written: that one may have begun it.
+    """
     if any(one.kind in ("script", "storage", "silent") for one in group):
+        return None
+    if sorted(one.node for one in group) != sorted(nodes) or not any(one.nodes for one in group):
         return None
     died = {one.node for one in group if one.kind == "node"}
     if died:
         return died.pop() if len(died) == 1 else None
-    down = sorted(((_down_s(one), one.node) for one in group), reverse=True)
-    if len(down) > 1 and down[0][0] < down[1][0] + FIRST_S:
+    down = sorted(((one.told_s, one.node) for one in group if one.told_s is not None), reverse=True)
+    if len(down) < len(group) or (len(down) > 1 and down[0][0] <= down[1][0] + FIRST_S):
         return None
     return down[0][1]
-
-
-def _down_s(record: FailureRecord) -> float:
-    return (record.detect_s or 0.0) + (record.restart_s or 0.0) + (record.restore_s or 0.0)
 
 
 def _apart(records: Iterable[FailureRecord]) -> list[list[FailureRecord]]:

@@ -43,6 +43,7 @@ Codec = Literal["none", "planes", "delta", "zstd"]
 ArchiveCodec = Literal["none", "excp", "excp-published", "quantised"]
 Stuck = Literal["warn", "restart"]
 Rollback = Literal["off", "repeat", "skip"]
+FaultyNodeWish = Literal["name", "leave"]
 OnDispute = Literal["off", "mark", "restore"]
 
 SECTIONS = {
@@ -391,6 +392,15 @@ class RestartWish:
         more=(
             "`repeat` trains on the same data again, `skip` leaves out the data up to the spike "
             "([restart.md](../concepts/restart.md#going-back-after-a-spike)). `auto`: `off`"
+        ),
+    )
+    faulty_node: FaultyNodeWish | None = key(
+        "failures.faulty_node",
+        Words(FaultyNodeWish),
+        "a node that begins more failures than chance explains is named, or also leaves the job",
+        more=(
+            "It leaves where `--nnodes MIN:MAX` allows "
+            "([several nodes](launch/several_nodes.md)). `auto`: `name`"
         ),
     )
     replicas: OnDispute | None = key(

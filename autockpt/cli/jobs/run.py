@@ -159,6 +159,7 @@ def _launch(request: "Request", console: Console) -> int:
             fresh=request.fresh,
             profile_in_place=request.use_profile,
             notice_s=goal.failures.notice_s,
+            faulty_node=goal.restart.faulty_node,
             standby=goal.restart.standby,
             caches=goal.restart.caches,
             **request.launching,

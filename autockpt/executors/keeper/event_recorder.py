@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -45,6 +46,10 @@ class Outage:
     ranks: set[int] = field(default_factory=set)
     of_script: bool = False
     """An exception of the script began it: it says nothing about machines."""
+    nodes: tuple[int, ...] = ()
+    """Of the job when it began; (): not known."""
+    told_s: float | None = None
+    """When the keepers let the ranks go on, monotonic; None: not yet."""
 
 
 class EventRecorder:
@@ -232,8 +237,15 @@ class EventRecorder:
             )
         )  # fmt: skip
 
-    def trainer_lost(self, memory: RankMemory, pid: int, detail: str) -> None:
-        """A trainer died without leaving."""
+    def told_to_go_on(self) -> None:
+        """All nodes have read, and their ranks hear it at once."""
+        if self.outage is not None:
+            self.outage.told_s = _now()
+
+    def trainer_lost(
+        self, memory: RankMemory, pid: int, detail: str, *, nodes: Sequence[int] = ()
+    ) -> None:
+        """A trainer died without leaving; `nodes`: of the ranks of its job."""
         step, step_ns = memory.cell(CELL_STEP), memory.cell(CELL_STEP_NS)
         self._writer.emit(
             t.FailureObserved(
@@ -246,7 +258,7 @@ class EventRecorder:
             exposure = (step_ns - started_ns) / 1e9 if started_ns and step_ns else 0.0
             self.outage = Outage(
                 began_s=_now(), step=step, step_s=step_ns / 1e9, exposure_s=max(0.0, exposure),
-                steps=step - memory.cell(CELL_STARTED_STEP),
+                steps=step - memory.cell(CELL_STARTED_STEP), nodes=tuple(sorted(set(nodes))),
             )  # fmt: skip
         self.outage.what.add("trainer")
         self.outage.of_script |= memory.rank in self._failing
@@ -316,6 +328,8 @@ class EventRecorder:
             lost_steps=lost_steps,
             lost_s=lost_s,
             term=message.term,
+            nodes=outage.nodes,
+            told_s=None if outage.told_s is None else outage.told_s - outage.began_s,
         )
         self.outage = None
         try:

@@ -469,8 +469,9 @@ class Keeper:
         self._all_finished = trainer.leaving == "finished"
         if not trainer.leaving:
             self._journal.trainer_lost(
-                self._memory.of(trainer.rank), trainer.pid, "its connection closed"
-            )
+                self._memory.of(trainer.rank), trainer.pid, "its connection closed",
+                nodes=trainer.attach.nodes,
+            )  # fmt: skip
             self._log(f"trainer of rank {trainer.rank} (pid {trainer.pid}) is gone")
         self._shards.leave(trainer.rank, sealed=False)
         self._exchanges.trainer_gone(trainer.rank)
@@ -711,6 +712,7 @@ class Keeper:
             self._lending.lend(trainer, instruction, self._protocol.state.nodes)
         elif isinstance(instruction, p.Resume | p.StartFresh):  # all have read
             self._lending.close()
+            self._journal.told_to_go_on()
         self._trainers.send(trainer, instruction)
 
     # ------------------------------------------------------------------ telling

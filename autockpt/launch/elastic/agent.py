@@ -140,14 +140,15 @@ class Watch:
                 refused=failure.exitcode == DirectoryBusyError.exit_code,
             )
         )
-        if self._is_left_out():
+        goes_on = verdict is None and left > 0
+        if self._is_left_out(began_here=goes_on and _is_first_death(failure.exitcode)):
             return False
         what = f"rank {rank} {_ended(failure.exitcode)}" + (f" at step {step}" if step else "")
         if failure.exitcode == -signal.SIGKILL and (want := self._out_of_memory()):
             what += f" ({want})"
         if error and failure.exitcode > 0:
             what += f" ({error.splitlines()[0][:SHOWN_CHARS]})"
-        if verdict is None and left > 0:
+        if goes_on:
             self.restarts += 1
             self._decided_s = time.monotonic()
             here = ", ".join(map(str, self.survivors.parked))
@@ -163,10 +164,11 @@ class Watch:
         """Where the kernel has killed for want of memory since the ranks began; "": nowhere."""
         return OomKills.now().since(self._oom_kills)
 
-    def _is_left_out(self) -> bool:
+    def _is_left_out(self, *, began_here: bool) -> bool:
         """Whether this node leaves, because it ends the job again and again.
 
-        Where it cannot, or another one does so, a sentence says which node and what to do.
+        It leaves only if the policy says so and this failure began here.  Otherwise a sentence says
+        which node does it and what to do.
         """
         seated = self._seated
         if seated is None or seated.number is None:
@@ -177,17 +179,21 @@ class Watch:
             if faulty is None:
                 return False
             # Its number may have been another machine's before this launcher began.
-            mine = faulty_node(origins.began[self._interruptions :], origins.nodes)
+            mine = faulty_node(origins.since(self._interruptions), origins.nodes)
             least = int(self._request.nnodes.split(":")[0])
-            elastic = seated.nodes - 1 >= least
+            elastic = seated.nodes > least
             hosts = hosts_rendezvous(self._request.rdzv_endpoint)
-            if mine is not None and mine.node == seated.number and elastic and not hosts:
+            leaves = self._request.faulty_node == "leave"
+            may = leaves and elastic and not hosts and origins.nodes == seated.nodes
+            if may and began_here and mine is not None and mine.node == seated.number:
                 self._reason = f"{mine.sentence}: this is node {mine.node}, and it leaves the job"
                 self._left = seated.leaves = True
                 return True
             if faulty.node != self._named:
                 self._named = faulty.node
-                self._console.warn(advice(faulty, here=seated.number, elastic=elastic, hosts=hosts))
+                self._console.warn(
+                    advice(faulty, here=seated.number, elastic=elastic, hosts=hosts, leaves=leaves)
+                )
         return False
 
     def interrupted(self, number: int) -> float:
@@ -247,6 +253,14 @@ class Watch:
         self._console.block("\n".join(lines))
 
 
+def _is_first_death(exit_code: int) -> bool:
+    """Whether a rank that ended so began the failure on this node.
+
+    Ranks whose peers are gone end with an error or by SIGTERM, or abort (NCCL's watchdog).
+    """
+    return exit_code < 0 and -exit_code not in (signal.SIGTERM, signal.SIGABRT, signal.SIGINT)
+
+
 def _has_ended(pid: int) -> bool:
     """The process has failed, and torchelastic has not looked yet."""
     return bool(_status(pid))
@@ -273,7 +287,7 @@ def _trained(run: RunDirectory) -> int | None:
 def _interruptions(run: RunDirectory) -> int:
     """Number of them on record."""
     with contextlib.suppress(OSError, AutockptError):
-        return len(run.failure_origins().began)
+        return len(run.failures())
     return 0
 
 

@@ -18,6 +18,8 @@ from typing import Any
 LISTENING = "0A"
 """State of a socket in /proc/net/tcp."""
 PREFIX = "autockpt/seats"
+DEFAULT_PORT = "29400"
+"""Of an endpoint without one, as torch's c10d backend takes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +57,9 @@ def numbers(claims: Sequence[Claim]) -> tuple[int, ...]:
 
 def hosts_rendezvous(endpoint: str, *, proc: str = "/proc") -> bool:
     """Whether this process serves the store at which the nodes of the job meet."""
-    port = endpoint.rpartition(":")[2]
-    if not port.isdigit():
-        return False
+    _, colon, port = endpoint.rpartition(":")
+    if not colon or not port.isdigit():
+        port = DEFAULT_PORT
     listening = set()
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError), open(f"{proc}/self/net/{table}") as lines:

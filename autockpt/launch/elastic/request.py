@@ -30,6 +30,8 @@ class Launch:
     """Whether ranks of the next incarnation are parked, as the policy says; None: auto."""
     caches: Literal["on", "off"] | None = None
     """Whether compiled code lies in the run directory, as the policy says; None: auto."""
+    faulty_node: Literal["name", "leave"] | None = None
+    """What becomes of a node that begins too many failures, as the policy says; None: auto."""
     notice_s: float | None = None
     """How long before an end it is announced, as the policy says, seconds; None: it does not."""
 

@@ -12,7 +12,7 @@ from autockpt.values.record import to_json
 from tests.jobs.nodes.nodes_job import PATIENCE_S, NodesJob
 
 NODES = 3
-TIMES = 6
+TIMES = 10
 GUILTY = 1
 """Index of its launcher; the nodes meet at the one of index 0."""
 
@@ -34,18 +34,18 @@ def trainer_of(launcher: int) -> tuple[int, int]:
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_its_launcher_leaves_and_the_others_go_on(tmp_path: Path) -> None:
-    """Six of six on three nodes; the interruptions are made up, the last death is real."""
-    job = NodesJob(tmp_path, NODES, least=NODES - 1)
+    """Ten of ten on three nodes; the interruptions are made up, the last death is real."""
+    job = NodesJob(tmp_path, NODES, ("failures.faulty_node=leave",), least=NODES - 1)
     try:
         job.wait(lambda: job.durable(0) > 0, "a durable checkpoint")
         pid, number = trainer_of(job.launchers[GUILTY].pid)
         with Path(job.run_dir, "failures.jsonl").open("a") as log:
             for term in range(1001, 1001 + TIMES):
                 for node in range(NODES):
-                    down_s = 11.0 if node == number else 10.0
+                    told_s = 11.0 if node == number else 10.0
                     record = FailureRecord(
                         wall="", kind="process", what="trainer", node=node, step=5,
-                        exposure_s=60.0, restart_s=down_s, term=term,
+                        exposure_s=60.0, told_s=told_s, term=term, nodes=tuple(range(NODES)),
                     )  # fmt: skip
                     log.write(to_json(record) + "\n")
         os.kill(pid, signal.SIGKILL)

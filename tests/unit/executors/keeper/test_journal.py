@@ -113,6 +113,20 @@ def test_an_interruption_is_recorded_with_what_it_cost(tmp_path: Path, clock: Cl
     assert (restored.down_s, restored.lost_steps) == (pytest.approx(12.0), 15)  # type: ignore[attr-defined]
 
 
+def test_the_record_tells_when_all_nodes_were_told_to_go_on(tmp_path: Path, clock: Clock) -> None:
+    """Of two tries the last; the state is put in place later, and how fast is each node's own."""
+    journal = EventRecorder(str(tmp_path), 0)
+    journal.told_to_go_on()
+    journal.trainer_lost(board(0, step=45), 77, "SIGKILL", nodes=(0, 0, 2, 1))
+    for _ in range(2):
+        clock.now_s += 3.0
+        journal.told_to_go_on()
+    clock.now_s += 8.0
+    journal.resumed(back(step=30))
+    (record,) = failures(tmp_path)
+    assert (record.nodes, record.told_s) == ((0, 1, 2), pytest.approx(6.0))
+
+
 def test_what_died_says_the_kind_and_not_where_the_state_came_from(
     tmp_path: Path, clock: Clock
 ) -> None:

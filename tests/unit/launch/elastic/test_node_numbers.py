@@ -2,9 +2,12 @@
 
 import socket
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
 
+from autockpt.launch.elastic import node_numbers
 from autockpt.launch.elastic.node_numbers import Claim, Seated, hosts_rendezvous, numbers
 
 NEW = Claim()
@@ -59,13 +62,17 @@ def test_every_number_has_one_node_and_who_had_one_keeps_it(claims: list[Claim])
             assert found[launcher] == claim.held
 
 
-def test_the_process_at_which_nodes_meet_knows_it() -> None:
-    """A node that leaves with the store would end the job for all."""
+def test_the_process_at_which_nodes_meet_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that leaves with the store would end the job for all; the port may be torch's own."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert hosts_rendezvous(f"somewhere:{port}")
+        monkeypatch.setattr(node_numbers, "DEFAULT_PORT", str(port))
+        assert hosts_rendezvous("somewhere")
+        assert hosts_rendezvous("[::1]")
+    monkeypatch.undo()
+    assert int(node_numbers.DEFAULT_PORT) == c10d_rendezvous_backend.DEFAULT_PORT
     assert not hosts_rendezvous(f"somewhere:{port}")
-    assert not hosts_rendezvous("")
 
 
 class Handler:

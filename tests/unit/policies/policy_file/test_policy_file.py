@@ -351,7 +351,7 @@ redundancy: {scheme: rs, copies: 3, placement: ring, set_size: 4, parity: 2, pat
 limits: {stall: 70 ms, host_memory: 64 GiB, overhead: 7 %, lost_time: 1 h 30 min, disk: 2 TB}
 prices: {disk: 0.023 USD/GiB-month, node: 32 USD/h}
 failures: {mtbf: 8 h, process_share: 40 %, preemption: 6 h, notice: 2 min, silent_latency: 12 h,
-           stuck: restart, rollback: skip, replicas: restore}
+           stuck: restart, rollback: skip, replicas: restore, faulty_node: leave}
 restart: {standby: off, last_boundary: on, caches: off}
 keep: {last: 5, every: 6 h, ttl: 30 d, best: 2, metric: max accuracy}
 archive: {codec: excp, lossy: true, full_every: 4}
