@@ -366,14 +366,22 @@ def agent_class(api: Any, watch: Watch) -> Iterator[None]:
             self._look_for_survivors()
             if watch.survivors.any and not ended:
                 # A rank that dies now is met at the next tick: torchelastic would end the others.
-                return RunResult(state=WorkerState.HEALTHY)
+                return self._stuck_in_kernel(worker_group) or RunResult(state=WorkerState.HEALTHY)
             result = super()._monitor_workers(worker_group)
             left = self._remaining_restarts
             with signals_wait():
                 if result.is_failed() and not watch.goes_on(result.failures, left=left):
                     self._remaining_restarts = 0
                     watch.survivors.release()
+                elif result.is_failed():
+                    watch.survivors.say_reasons()
             return result
+
+        def _stuck_in_kernel(self, worker_group: Any) -> Any:
+            """torchelastic's own look at ranks that live (torch 2.13); None: it has found none."""
+            check = getattr(self, "_check_uninterruptible_state_timeout", None)
+            timeout_s = getattr(self, "_uninterruptible_state_timeout", 0)
+            return check(worker_group, timeout_s) if check is not None and timeout_s > 0 else None
 
         def _look_for_survivors(self) -> None:
             """Signals are not held back: a survivor may need seconds."""

@@ -73,12 +73,29 @@ def _nccl_backend(groups: Any, group: Any) -> Any:
 def forget() -> None:
     """The next `init_process_group` is the first one.  Raises RuntimeError where that fails."""
     groups: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    if groups is None or not are_there():
+    if groups is None:
         return
-    groups._abort_process_group()
+    if are_there():
+        groups._abort_process_group()
+    else:
+        _clear_tables(groups)
     random: Any = sys.modules.get("torch.distributed.tensor._random")
     if random is not None:  # of a mesh that is gone
         random._rng_tracker = None
+
+
+def _clear_tables(groups: Any) -> None:
+    """As `_abort_process_group` does, where the first group was not made to its end.
+
+    The next group would else have another number than that of a new process, and the two would wait
+    for each other.
+    """
+    world = groups._world
+    for table in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config,
+                  world.pg_to_tag, world.tags_to_pg, world.pg_coalesce_state):  # fmt: skip
+        table.clear()
+    groups._unregister_all_process_groups()
+    world.group_count = 0
 
 
 def _shut_down(ports: frozenset[int]) -> None:

@@ -19,6 +19,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from autockpt.launch.standby import imports
@@ -27,6 +28,20 @@ LEFT_S = 2.0
 """Threads and processes of the function have so long to end after it."""
 SHARED_THREADS = ("tqdm_monitor", "TMonitor", "pydevd")
 """Beginnings of names or types of threads that a library has one of for the whole process."""
+SHARED_PROCESSES = (
+    ("resource_tracker", "_resource_tracker", "_pid"),
+    ("forkserver", "_forkserver", "_forkserver_pid"),
+)
+"""Processes of `multiprocessing` that are there once for this one: module, variable, attribute."""
+SWITCHES = {
+    "_get_cudnn_enabled": "_set_cudnn_enabled",
+    "_get_mkldnn_enabled": "_set_mkldnn_enabled",
+    "_get_flash_sdp_enabled": "_set_sdp_use_flash",
+    "_get_mem_efficient_sdp_enabled": "_set_sdp_use_mem_efficient",
+    "_get_math_sdp_enabled": "_set_sdp_use_math",
+    "_get_cudnn_sdp_enabled": "_set_sdp_use_cudnn",
+}
+"""Of torch._C: each with its setter."""
 PRECISIONS = ("", "cuda.matmul", "cudnn", "cudnn.conv", "cudnn.rnn", "mkldnn", "mkldnn.matmul",
               "mkldnn.conv", "mkldnn.rnn")  # fmt: skip
 """Parts of torch.backends that may have a precision of their own, the general one first."""
@@ -44,11 +59,16 @@ class ProcessState:
     streams: tuple[Any, Any]
     handlers: dict[int, Any]
     """Of signals, by number."""
+    timers: frozenset[int]
+    """Kinds of timers that were running; others are stopped."""
     loggers: dict[str, tuple[tuple[logging.Handler, ...], int]]
     """Handlers and level by name; "": the root."""
     threads: frozenset[threading.Thread]
+    excepthook: Any
     children: frozenset[int]
-    """Processes of `multiprocessing`."""
+    """Processes that this one has started."""
+    hooks: dict[str, tuple[Any, ...]]
+    """Of all modules and all optimizers, by name of torch's table."""
     random: Any
     numpy_random: Any
     torch: "TorchState | None"
@@ -69,6 +89,9 @@ class TorchState:
     """By backend, the general one first."""
     deterministic: tuple[bool, bool]
     cudnn: tuple[bool, bool]
+    anomaly: tuple[bool, bool]
+    switches: dict[str, bool]
+    """Of `SWITCHES`."""
 
 
 def take() -> ProcessState:
@@ -86,11 +109,18 @@ def take() -> ProcessState:
         arguments=tuple(sys.argv),
         streams=(sys.stdout, sys.stderr),
         handlers={number: signal.getsignal(number) for number in signal.valid_signals()},
+        timers=frozenset(
+            timer
+            for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+            if signal.getitimer(timer)[0]
+        ),
         loggers={
             name: (tuple(logger.handlers), logger.level) for name, logger in _loggers().items()
         },
         threads=frozenset(threading.enumerate()),
-        children=frozenset(child.pid or 0 for child in multiprocessing.active_children()),
+        excepthook=sys.excepthook,
+        children=frozenset(_children()),
+        hooks=_hooks(),
         random=random.getstate(),
         numpy_random=numpy.random.get_state() if numpy is not None else None,
         torch=_take_torch(),
@@ -110,6 +140,7 @@ def put_back(state: ProcessState, environment: Mapping[str, str]) -> None:
     os.chdir(state.directory)
     sys.path[:], sys.argv[:] = state.path, state.arguments
     sys.stdout, sys.stderr = state.streams
+    sys.excepthook = state.excepthook
     for number, handler in state.handlers.items():
         # None: a handler that was not installed from Python
         if handler is not None and signal.getsignal(number) is not handler:
@@ -128,6 +159,9 @@ def release(weak: Sequence["weakref.ref[Any]"], state: ProcessState) -> str:
 
     `weak`: models and optimizers, which hold the memory.
     """
+    for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
+        if timer not in state.timers:
+            signal.setitimer(timer, 0.0)
     torch: Any = sys.modules.get("torch")
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()  # each attempt compiles its own models; after eight torch gives up
@@ -151,13 +185,46 @@ def _left(weak: Sequence["weakref.ref[Any]"], state: ProcessState) -> str:
         kind = type(thread).__name__
         if not own and not thread.name.startswith(SHARED_THREADS) and kind not in SHARED_THREADS:
             return f"its function has left a thread, {thread.name}"
-    for child in multiprocessing.active_children():
-        if child.pid not in state.children:
-            return f"its function has left a process, {child.name}"
+    multiprocessing.active_children()  # takes note of those that have ended
+    for pid, name in _children().items():
+        if pid not in state.children:
+            return f"its function has left a process, {name}"
+    for name, hooks in _hooks().items():
+        if hooks != state.hooks.get(name, ()):
+            return f"its function has left a hook of all modules or optimizers ({name})"
     for item in weak:
         if (alive := item()) is not None:
             return f"its function has left a {type(alive).__name__} that something refers to"
     return ""
+
+
+def _children() -> dict[int, str]:
+    """Name by process of each child that lives, but not of those in SHARED_PROCESSES."""
+    shared = {
+        getattr(getattr(sys.modules.get(f"multiprocessing.{module}"), variable, None), name, None)
+        for module, variable, name in SHARED_PROCESSES
+    }
+    found = {child.pid or 0: child.name for child in multiprocessing.active_children()}
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it has ended, or this kernel does not tell
+            pids = Path(f"/proc/self/task/{thread}/children").read_text().split()
+            for pid in map(int, pids):
+                with contextlib.suppress(OSError, ValueError):
+                    name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+                    if not rest.startswith(" Z"):
+                        found.setdefault(pid, name.partition("(")[2])
+    return {pid: name for pid, name in found.items() if pid not in shared}
+
+
+def _hooks() -> dict[str, tuple[Any, ...]]:
+    """A library that the function has imported may need its hook; the script's would come twice."""
+    tables = {
+        f"{module}.{name}": table
+        for module in ("torch.nn.modules.module", "torch.optim.optimizer")
+        for name, table in vars(sys.modules.get(module, None) or object).items()
+        if name.startswith("_global_") and isinstance(table, dict)
+    }
+    return {name: tuple(table.values()) for name, table in tables.items()}
 
 
 def _loggers() -> dict[str, logging.Logger]:
@@ -199,6 +266,10 @@ def _take_torch() -> TorchState | None:
             torch.is_deterministic_algorithms_warn_only_enabled(),
         ),
         cudnn=(torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark),
+        anomaly=(torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        switches={
+            name: bool(getattr(torch._C, name)()) for name in SWITCHES if hasattr(torch._C, name)
+        },
     )
 
 
@@ -218,6 +289,10 @@ def _put_back_torch(state: TorchState) -> None:
     enabled, warns = state.deterministic
     torch.use_deterministic_algorithms(enabled, warn_only=warns)
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = state.cudnn
+    enabled, checks = state.anomaly
+    torch.autograd.set_detect_anomaly(enabled, checks)
+    for name, is_on in state.switches.items():
+        getattr(torch._C, SWITCHES[name])(is_on)
     torch.set_rng_state(state.generator)
     if torch.cuda.is_initialized():
         # A seed that a new process has been given reaches its devices when they are opened.

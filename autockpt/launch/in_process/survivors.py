@@ -24,6 +24,8 @@ from autockpt.launch.standby.pool import handler_of
 
 ALONE_S = 1.0
 """A function that fails so long before any rank has died has failed by itself."""
+DYING_S = 8.0
+"""So long where the function of another rank has ended: that rank may be about to die."""
 ENDED = "its function had ended"
 SHOWN_CHARS = 200
 """Of an exception."""
@@ -80,6 +82,8 @@ class Survivors:
         """By local rank, between two starts."""
         self._reasons: dict[int, str] = {}
         """By local rank: why it has a new process in the next start."""
+        self._pids: set[int] = set()
+        """Processes of the ranks: functions of other ones are not heard."""
         self._unfit = ""
         """As of `Survivor`."""
         self._said: set[str] = set()
@@ -115,13 +119,15 @@ class Survivors:
         """
         if self._listener is None:
             return
+        self._pids = {handler.proc.pid for handler in handlers.values()}
         self._hear(0.0)
         dead = {local for local, handler in handlers.items() if ended(handler.proc.pid)}
         if dead:
             self._park(handlers, dead)
             return
+        wait_s = ALONE_S if self._pids <= self._functions.keys() else DYING_S
         for function in self._functions.values():
-            if function.failed_s is not None and time.monotonic() > function.failed_s + ALONE_S:
+            if function.failed_s is not None and time.monotonic() > function.failed_s + wait_s:
                 function.failed_s = None
                 function.channel.send({"alone": True})
 
@@ -143,6 +149,9 @@ class Survivors:
                 continue
             while (channel := accept(source)) is not None:
                 pid = channel.peer()
+                if pid not in self._pids:  # no rank of ours
+                    channel.close()
+                    continue
                 self._functions[pid] = _Function(channel, pid)
                 self._listen_to(self._functions[pid])
 
@@ -198,7 +207,11 @@ class Survivors:
                 _close_outputs(handler)
             elif verdict.reason:
                 self._reasons[local] = verdict.reason
-                self._say(f"rank {local} goes on in a new process: {verdict.reason}")
+
+    def say_reasons(self) -> None:
+        """The job goes on: why survivors of the death have new processes."""
+        for local, reason in sorted(self._reasons.items()):
+            self._say(f"rank {local} goes on in a new process: {reason}")
 
     @property
     def parked(self) -> tuple[int, ...]:
@@ -233,7 +246,9 @@ class Survivors:
         reason = self._reasons.pop(local, "")
         if reason:
             settings["env"] = {**settings["env"], NEW_PROCESS: reason}
-        return new(**settings)
+        handler = new(**settings)
+        self._pids.add(handler.proc.pid)
+        return handler
 
     def _hand_over(
         self, function: _Function, process: "subprocess.Popen[bytes]", settings: Any

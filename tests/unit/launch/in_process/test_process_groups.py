@@ -62,6 +62,38 @@ def test_a_collective_whose_other_rank_never_comes_raises(monkeypatch: pytest.Mo
         one.close()
 
 
+def test_a_group_that_was_never_whole_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rank stands in `init_process_group` when another one dies; the next group is the first.
+
+    Else it would have another number than that of a new process, for which it would wait.
+    """
+    groups: Any = distributed.distributed_c10d
+    master = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_PORT", str(master.port))
+    known = process_groups.own_ports()
+    waits = distributed.TCPStore("127.0.0.1", master.port, timeout=timedelta(seconds=120))
+    ends = threading.Event()
+
+    def abort() -> None:
+        while not ends.wait(0.2):
+            process_groups.abort(known)
+
+    thread = threading.Thread(target=abort, daemon=True)
+    thread.start()
+    try:
+        with pytest.raises(RuntimeError, match=r"\w"):
+            distributed.init_process_group("gloo", store=waits, rank=0, world_size=2)
+    finally:
+        ends.set()
+        thread.join(60)
+    assert not process_groups.are_there()
+    assert groups._world.group_count > 0
+    process_groups.forget()
+    assert groups._world.group_count == 0
+    assert not groups._world.pg_map
+    assert not groups._world.pg_names
+
+
 def test_sockets_that_are_looked_at_still_block() -> None:
     """Also where the script has set a default timeout."""
     ours, theirs = socket.socketpair()

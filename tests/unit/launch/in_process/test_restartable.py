@@ -3,7 +3,10 @@
 import json
 import logging
 import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -13,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_hook
 
 from autockpt.cli import script_runner
 from autockpt.launch.in_process import order, process_state, restartable
@@ -72,11 +76,16 @@ def test_a_survivor_finds_its_process_as_it_was(launcher: Launcher) -> None:
 
     def function() -> str:
         found.append((torch.rand(3).tolist(), torch.get_default_dtype(), os.getcwd(),
-                      len(root.handlers), os.environ.get("RANK")))  # fmt: skip
+                      len(root.handlers), sys.excepthook, torch.is_anomaly_enabled(),
+                      torch.backends.mkldnn.enabled, os.environ.get("RANK")))  # fmt: skip
         if len(found) == 2:
             return "over"
         root.addHandler(logging.NullHandler())
         torch.set_default_dtype(torch.float64)
+        sys.excepthook = lambda *_: None
+        torch.autograd.set_detect_anomaly(True)
+        torch._C._set_mkldnn_enabled(False)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 3600.0)
         os.chdir("/")
         order.of_this_process.require_none()
         raise ConnectionError("a collective of gloo")
@@ -94,8 +103,9 @@ def test_a_survivor_finds_its_process_as_it_was(launcher: Launcher) -> None:
     assert restartable.Loop(launcher.there).run(function) == "over"
     playing.join(60)
     assert not playing.is_alive()
-    assert found[0][:4] == found[1][:4]
-    assert found[1][4] == "7"
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+    assert found[0][:-1] == found[1][:-1]
+    assert found[1][-1] == "7"
 
 
 def test_a_failure_of_its_own_is_raised(launcher: Launcher) -> None:
@@ -116,17 +126,22 @@ def test_a_failure_of_its_own_is_raised(launcher: Launcher) -> None:
     other.close()
 
 
-@pytest.mark.parametrize("leaves", ["thread", "model"])
+@pytest.mark.parametrize("leaves", ["thread", "model", "process", "hook"])
 def test_what_cannot_be_released_is_named(
     launcher: Launcher, leaves: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process ends by the exception of the function."""
     monkeypatch.setattr(process_state, "LEFT_S", 0.05)
     gate, kept, said = threading.Event(), [], []
+    processes, hooks = [], []
 
     def function() -> None:
         if leaves == "thread":
             threading.Thread(target=gate.wait, name="loads-data", daemon=True).start()
+        elif leaves == "process":
+            processes.append(subprocess.Popen(["sleep", "600"]))
+        elif leaves == "hook":
+            hooks.append(register_module_forward_hook(lambda *_: None))
         else:
             kept.append(torch.nn.Linear(2, 2))
             loop._weak = [weakref.ref(kept[0])]
@@ -144,8 +159,15 @@ def test_what_cannot_be_released_is_named(
         loop.run(function)
     playing.join(60)
     gate.set()
+    for process in processes:
+        process.kill()
+        process.wait()
+    for hook in hooks:
+        hook.remove()
     [answer] = said
-    assert {"thread": "loads-data", "model": "Linear"}[leaves] in answer["refused"]
+    named = {"thread": "loads-data", "model": "Linear", "process": "a process, ",
+             "hook": "_global_forward_hooks"}  # fmt: skip
+    assert named[leaves] in answer["refused"]
 
 
 def test_changed_arguments_are_not_called_with_again(launcher: Launcher) -> None:
