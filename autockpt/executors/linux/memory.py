@@ -380,13 +380,16 @@ class GroupFiles:
     usage: str
     cache: str
     kills: str
-    """Has a line `oom_kill N`."""
+    """Has a line `oom_kill N`, of processes in the group."""
+    reached: str
+    """Its line of the times that this group's own limit was reached; v1 counts only kills."""
 
 
 V1 = GroupFiles(
-    "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "memory.oom_control"
-)
-V2 = GroupFiles("memory.max", "memory.current", "inactive_file", "memory.events")
+    "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "memory.oom_control",
+    "oom_kill",
+)  # fmt: skip
+V2 = GroupFiles("memory.max", "memory.current", "inactive_file", "memory.events", "oom")
 
 
 def memory_groups(proc: Path, root: Path) -> list[tuple[Path, GroupFiles]]:

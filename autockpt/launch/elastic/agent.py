@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from autockpt import new_files
 from autockpt.console import Console
-from autockpt.executors.linux.oom_kills import OomKills
+from autockpt.executors.linux.oom_kills import OomWatch
 from autockpt.job_directory import own_runs
 from autockpt.launch import environment
 from autockpt.launch.elastic.crash_loop import Attempt, CrashLoop
@@ -68,8 +68,7 @@ class Watch:
         self._decided_s: float | None = None
         """When the restart under way was decided."""
         self.restarts = 0
-        self._oom_kills = OomKills.now()
-        """When the ranks began."""
+        self._oom_kills = OomWatch()
         self._seated: Seated | None = None
         self.over_by_s: float | None = None
         """CLOCK_MONOTONIC by which all is to be over, once a signal has come."""
@@ -96,7 +95,7 @@ class Watch:
             os.environ[environment.RESTART_DECIDED] = repr(self._decided_s)
             self._decided_s = None
         self._began_s = time.monotonic()
-        self._oom_kills = OomKills.now()
+        self._oom_kills.begin()
         if self._seated is not None and self._seated.number is not None:
             node = self._seated.number
             os.environ[environment.NODE] = str(node)
@@ -110,6 +109,8 @@ class Watch:
         """
         if any(_has_ended(pid) for pid in ranks):
             self._keeper.await_seal()
+        else:
+            self._oom_kills.tick()
         self.standbys.tick()
         self._incidents.look(self._keeper.node)
         self._news.look(self._keeper.node)
@@ -144,7 +145,7 @@ class Watch:
         if self._is_left_out(began_here=goes_on and _is_first_death(failure.exitcode)):
             return False
         what = f"rank {rank} {_ended(failure.exitcode)}" + (f" at step {step}" if step else "")
-        if failure.exitcode == -signal.SIGKILL and (want := self._out_of_memory()):
+        if failure.exitcode == -signal.SIGKILL and (want := self._oom_kills.killed()):
             what += f" ({want})"
         if error and failure.exitcode > 0:
             what += f" ({error.splitlines()[0][:SHOWN_CHARS]})"
@@ -159,10 +160,6 @@ class Watch:
             return True
         self._reason = f"{what}: {verdict or f'{self.restarts} restarts used up'}"
         return False
-
-    def _out_of_memory(self) -> str:
-        """Where the kernel has killed for want of memory since the ranks began; "": nowhere."""
-        return OomKills.now().since(self._oom_kills)
 
     def _is_left_out(self, *, began_here: bool) -> bool:
         """Whether this node leaves, because it ends the job again and again.
