@@ -46,6 +46,7 @@ class Attaches:
         self._again: dict[str, int] = {}
         """Attaches by directory of the run and launch."""
         self._sessions: list[Attached] = []
+        self._followers: list[Callable[[], None]] = []
         self._any = False
 
     def number(self, name: str | None, launch_id: str, *, shared: bool) -> int:
@@ -104,11 +105,17 @@ class Attaches:
         """Iterations that the newest session has trained; None: there is no session."""
         return self._sessions[-1].reached_step() if self._sessions else None
 
+    def ends_with(self, follower: Callable[[], None]) -> None:
+        """`follower` is called behind the sessions' end where the process goes on without them."""
+        self._followers.append(follower)
+
     def fail(self, error: BaseException) -> list[Any]:
         """Ends all sessions, as after this exception; their models and optimizers."""
         sessions = list(self._sessions)
         for session in sessions:
             session.fail(error)
+        while self._followers:
+            self._followers.pop()()
         return [item for session in sessions for item in session.objects]
 
     def begin_anew(self) -> None:
@@ -119,6 +126,7 @@ class Attaches:
         """A forked child has attached nothing: its parent goes on with all of it."""
         sessions, self._sessions = self._sessions, []
         self._runs, self._again, self._any = {}, {}, False
+        self._followers.clear()
         for session in sessions:
             session.disown()
 

@@ -13,6 +13,7 @@ from typing import Any
 from autockpt.integrations.trackers.sinks import Sink, wall_s
 from autockpt.integrations.trackers.values import charted
 from autockpt.run_directory import RunDirectory
+from autockpt.session.attaches import of_this_process
 from autockpt.values.telemetry import Event, event_from_data
 
 POLL_S = 1.0
@@ -34,6 +35,7 @@ def follow(ckpt: Any, *sinks: Sink) -> "Following | None":
     restored = ckpt.restored
     following = Following(job.run_directory, sinks, step=restored.step if restored else 0)
     following.start()
+    of_this_process.ends_with(following.stop)
     return following
 
 
@@ -59,9 +61,9 @@ class Following:
         """Send from here on; former processes have sent the older lines."""
         for file in self._files():
             self._offsets[file] = file.stat().st_size
-        self._thread.start()
         _when_the_script_ends(self._await_begin)
-        atexit.register(self.stop)
+        atexit.register(self.stop)  # before the thread, which registers it anew
+        self._thread.start()
 
     def stop(self) -> None:
         """Sends what there is, and ends; waits at most LAST_S for the trackers."""

@@ -62,15 +62,15 @@ class ScriptFiles:
 
     def __init__(self) -> None:
         self._stamps = {path: _stamp(path) for path in _own_files(sys.modules)}
-        self._began_ns = time.time_ns()
+        self._began_ns = imports.script_began_ns() or time.time_ns()
 
     def obstacle(self) -> str:
         """Which file is another one now; "": none is."""
         for path in _own_files(sys.modules):
             now = _stamp(path)
-            # A module that the function has imported must be older than the call.
-            known = self._stamps.get(path)
-            if now != known if path in self._stamps else now is None or now[0] > self._began_ns:
+            # It was read after the script began, and must be older.
+            is_newer = now is None or now[0] > self._began_ns
+            if is_newer or now != self._stamps.get(path, now):
                 return f"{os.path.basename(path)} has changed"
         return ""
 

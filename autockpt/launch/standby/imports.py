@@ -9,6 +9,7 @@ import functools
 import os
 import sys
 import sysconfig
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from autockpt.values.record import from_json, to_json
 FOLDER = "standby"
 _PACKAGE = Path(__file__).resolve().parents[2]
 _environment: dict[str, str] = {}
+_script_began_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,9 @@ def path_of(run_directory: str | os.PathLike[str], rank: int) -> Path:
 
 
 def script_begins() -> None:
-    """Remembers the environment in which the script starts."""
+    """Remembers the environment in which the script starts, and when."""
+    global _script_began_ns
+    _script_began_ns = time.time_ns()
     _environment.clear()
     _environment.update(os.environ)
 
@@ -46,6 +50,11 @@ def script_begins() -> None:
 def environment_given() -> dict[str, str]:
     """The environment in which the script started; without a launcher, the present one."""
     return dict(_environment or os.environ)
+
+
+def script_began_ns() -> int | None:
+    """When the script started, in ns since the epoch; None without a launcher."""
+    return _script_began_ns
 
 
 def write(run_directory: str, rank: int) -> None:

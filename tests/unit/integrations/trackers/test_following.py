@@ -7,14 +7,17 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from autockpt.integrations import trackers
+from autockpt.integrations.trackers import following as module
 from autockpt.integrations.trackers.following import Following
 from autockpt.integrations.trackers.values import charted
+from autockpt.session.attaches import Attaches
 from autockpt.values import telemetry as t
 from tests.support import trainings
 
@@ -220,3 +223,17 @@ def test_a_tracker_that_hangs_delays_the_end_by_a_bounded_time(
     finally:
         released.set()
         following._thread.join(60)
+
+
+def test_it_ends_with_the_sessions_of_a_process_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that is left would force a new process."""
+    attaches, seen = Attaches(), Seen()
+    monkeypatch.setattr(module, "of_this_process", attaches)
+    job = SimpleNamespace(rank=0, run_directory=str(tmp_path))
+    made = trackers.follow(SimpleNamespace(_job=job, restored=None), seen)
+    assert made is not None
+    attaches.fail(ConnectionError("another rank has died"))
+    assert not made._thread.is_alive()
+    assert seen.calls == [("begin", 0), "end"]

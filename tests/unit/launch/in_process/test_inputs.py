@@ -12,6 +12,7 @@ import pytest
 
 from autockpt.launch.in_process import inputs
 from autockpt.launch.in_process.inputs import Arguments, ScriptFiles
+from autockpt.launch.standby import imports
 
 
 def test_arguments_that_the_function_has_changed_are_noticed() -> None:
@@ -50,6 +51,19 @@ def test_a_changed_file_of_the_script_is_named(
     os.utime(late, (1_000_000_000, 1_000_000_000))
     early.write_text("rate = 20\n")
     assert files.obstacle() == "early_part.py has changed"
+
+
+def test_a_file_that_was_changed_behind_the_start_of_the_script_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The function begins later than the script, which has read the file before."""
+    part = tmp_path / "early_part.py"
+    part.write_text("rate = 1\n")
+    monkeypatch.setitem(sys.modules, "early_part", _module(part))
+    monkeypatch.setattr(imports, "_script_began_ns", part.stat().st_mtime_ns)
+    assert "early_part.py" not in ScriptFiles().obstacle()
+    monkeypatch.setattr(imports, "_script_began_ns", part.stat().st_mtime_ns - 1)
+    assert ScriptFiles().obstacle() == "early_part.py has changed"
 
 
 def _module(path: Path) -> types.ModuleType:
