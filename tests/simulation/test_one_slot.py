@@ -15,7 +15,7 @@ class BrokenDisk(Simulation):
 
     def __init__(self, seed: int, rules: Rules | None = None) -> None:
         super().__init__(seed, rules, slots=1)
-        self.flaky = self.torn = self.sick = self.late = self.elastic = 0.0
+        self.flaky = self.torn = self.sick = self.late = self.elastic = self.silent = 0.0
 
     def run(self) -> None:
         """Nobody is started again: the disk alone changes."""
