@@ -21,7 +21,7 @@ def check() -> list[Finding]:
     """All findings about the machine and the environment."""
     found = [_memory(), _huge_pages(), _memlock(), _shm(), _gpus(), _versions(), _store(os.environ)]
     found += [*_pod(os.environ), *_job(os.environ), *_threads(os.environ), *_copies(os.environ)]
-    return [*found, _exactness()]
+    return found
 
 
 def _memory() -> Finding:
@@ -212,14 +212,3 @@ def _copies(environ: Mapping[str, str]) -> list[Finding]:
             fix=f"export {name}={value} wherever training is started directly",
         )
     ]
-
-
-def _exactness() -> Finding:
-    return Finding(
-        id="exactness.ddp",
-        status="note",
-        what="the state is always restored to the bit; DDP with three or more ranks sums gradients "
-        "in another order after a restart, which can change last bits",
-        fix="DistributedDataParallel(..., find_unused_parameters=True) where the trajectory must "
-        "be the same to the bit",
-    )

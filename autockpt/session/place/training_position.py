@@ -20,6 +20,7 @@ from autockpt.executors.state.rng import rng_mark, set_rng_state
 from autockpt.executors.state.shuffle_rng import kept_generators
 from autockpt.executors.storage.directory import lossy_notice
 from autockpt.session.base import RankState
+from autockpt.session.place.gradient_buckets import GradientBuckets
 from autockpt.session.place.position import is_script
 from autockpt.session.place.script_generators import ScriptGenerators
 from autockpt.values import telemetry as t
@@ -63,6 +64,7 @@ class TrainingPosition:
         """Of loaders that were not made yet, by name."""
         self._saved_rng: Any = None
         self._mesh = rank.live.mesh()
+        self._buckets = GradientBuckets(rank.live.models)
         self._known_nan: list[str] = []
         """As `LiveState.known_nan`, in order."""
         rank.live.dry_encode({} if self.data is None else {"data": self.data.require_state()})
@@ -76,6 +78,9 @@ class TrainingPosition:
             "step": rank.step, "lead": rank.lead_resumed + rank.lead, "data": self.position(),
             "mesh": self._mesh, "nan": self._known_nan,
         }  # fmt: skip
+        layouts = self._buckets.layouts()
+        if layouts:
+            progress["buckets"] = layouts
         if self._extra is not None:
             progress["extra"] = json.dumps(dict(self._extra()))
         return progress
@@ -199,6 +204,7 @@ class TrainingPosition:
         self._take_extra(resumed)
         if resumed.rng is not None:  # a checkpoint of another system has none
             self._take_rng(resumed.rng)
+        self._group_gradients(resumed.progress)
         if resumed.lossy:
             self._rank.say(lossy_notice(f"checkpoint {resumed.generation}", resumed.lossy))
             self._rank.emit(
@@ -207,6 +213,17 @@ class TrainingPosition:
                     generation=str(resumed.generation), step=resumed.step, lost=resumed.lossy,
                 )
             )  # fmt: skip
+
+    def _group_gradients(self, progress: Mapping[str, Any]) -> None:
+        """Of as many ranks as before: others sum other parts anyhow."""
+        if progress.get("mesh", "") != self._mesh:
+            return
+        left = self._buckets.put_back(progress.get("buckets", {}))
+        if left:
+            self._rank.say(
+                f"DDP of {', '.join(left)} groups its gradients anew: the first iteration may "
+                "differ in last bits from that of a run that went on"
+            )
 
     def note_nan(self, resumed: Resumed) -> None:
         """What held NaN before the first step: on a restart the checkpoint says it."""
