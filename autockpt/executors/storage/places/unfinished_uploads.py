@@ -8,12 +8,10 @@ import contextlib
 import hashlib
 import hmac
 import html
-import http.client
 import os
 import re
 import time
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -99,6 +97,10 @@ def _ask(method: str, bucket: str, key: str, query: Mapping[str, str]) -> str:
     endpoint = (endpoint or f"https://s3.{region}.amazonaws.com").rstrip("/")
     if not keys or not endpoint.startswith(("https://", "http://")):
         return _FAILED
+    # Here, because a job on a disk asks no store, and each of its processes would load them.
+    import http.client
+    import urllib.request
+
     path = urllib.parse.quote(f"/{bucket}/{key}".rstrip("/"))
     listed = _query(query)
     request = urllib.request.Request(f"{endpoint}{path}?{listed}", method=method)
