@@ -18,10 +18,10 @@ from tests.simulation.mutants import MUTANTS, first_seed
 from tests.simulation.simulation import Simulation, replay_line, run_seed
 
 SEEDS = 20_000
-PARTS = 5
+PARTS = 20
 """Tests the seeds are spread over, so that one stays far below the time limit of a test.  The first
 of them is in `make test`."""
-QUICK_SEEDS = 1000
+QUICK_SEEDS = 500
 """Mutants that may need more are hunted by `make test-all`."""
 CHUNK = 250
 WORKERS = 2
@@ -70,6 +70,7 @@ def test_a_seed_is_the_same_run_every_time() -> None:
         assert runs[0].rng.random() == runs[1].rng.random()
 
 
+@pytest.mark.slow
 def test_every_transition_is_walked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every row of the table happens in some run: no row is decoration."""
     walked = set()

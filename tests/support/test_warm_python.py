@@ -55,7 +55,14 @@ def served() -> Nursery:
     return scripts._nursery()
 
 
-@pytest.mark.parametrize("kind", ["script", "code", "module"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "script",
+        pytest.param("code", marks=pytest.mark.slow),
+        pytest.param("module", marks=pytest.mark.slow),
+    ],
+)
 def test_a_program_sees_what_it_sees_of_a_cold_start(
     kind: str, tmp_path: Path, served: Nursery
 ) -> None:

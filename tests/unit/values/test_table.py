@@ -1,7 +1,7 @@
 """Tables: every cell is shown at every width, aligned where there is room."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autockpt.values.table import NARROWEST, columns, markdown, table
@@ -86,6 +86,7 @@ WORD = st.text("abc1-/", min_size=1, max_size=8)
 CELL = st.lists(WORD, max_size=6).map(" ".join)
 
 
+@settings(max_examples=25)
 @given(st.lists(st.tuples(CELL, CELL, CELL), min_size=1, max_size=4), st.integers(30, 90))
 def test_no_word_is_lost(rows: list[tuple[str, str, str]], width: int) -> None:
     """At any width; lines are wider only where a word and its column's name are."""

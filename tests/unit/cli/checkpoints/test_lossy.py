@@ -231,6 +231,7 @@ def test_a_job_that_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     assert (done.returncode, "has no {seed}" in done.stderr) == (78, True)
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_says_why(tmp_path: Path) -> None:
     """Its exit code and its own last lines; one that ends well is told what is expected of it."""
     source = """

@@ -35,6 +35,7 @@ def digest(told: str) -> str:
     return next(line for line in told.splitlines() if "digest" in line)
 
 
+@pytest.mark.slow
 def test_a_run_whose_disk_is_lost_goes_on_from_its_copies(tmp_path: Path) -> None:
     """In a new directory it resumes where the lost one ended, to the same end; the old directory,
     found again, takes what the new one has copied."""
@@ -219,4 +220,4 @@ def test_a_copy_is_shown_and_verified_where_it_is(tmp_path: Path) -> None:
     for option, wrong in (("--quarantine", url), ("--all", f"{url}/none")):
         done = autockpt("verify", wrong, option, cwd=tmp_path)
         assert done.returncode == ConfigError.exit_code
-        assert "need a directory" in done.stderr or "holds no checkpoints" in done.stderr
+        assert "needs a directory" in done.stderr or "holds no checkpoints" in done.stderr

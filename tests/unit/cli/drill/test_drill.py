@@ -105,6 +105,7 @@ def test_a_fault_waits_for_what_it_is_about() -> None:
     assert not is_over(FAULTS["disk-full"], [full], 5.0, restarts=False)
 
 
+@pytest.mark.slow
 def test_a_killed_rank_comes_back_as_promised(tmp_path: Path) -> None:
     """The command as a user types it; nothing of the job lives afterwards."""
     write(tmp_path, "s.py", SCRIPT)

@@ -40,7 +40,7 @@ def choose(c: Costs | None = None, r: Rates | None = None, goal: Goal | None = N
     return choose_intervals(c or costs(), r or rates(), goal or Goal(), **options)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.floats(min_value=0.05, max_value=1.0),
     st.floats(min_value=0.1, max_value=20.0),

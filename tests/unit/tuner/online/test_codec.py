@@ -90,6 +90,7 @@ def test_encoding_that_keeps_its_promise_stays(encoded_s: float) -> None:
     assert trained(encoded_s, 5.0)[1] == []
 
 
+@pytest.mark.slow
 def test_noise_alone_changes_nothing() -> None:
     """A fifth faster than without, 40 % noise, on eight seeds."""
     assert not any(trained(4.0, 5.0, noise=0.4, seed=seed)[1] for seed in range(8))

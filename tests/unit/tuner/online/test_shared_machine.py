@@ -47,7 +47,9 @@ def started(name: str, seed: int) -> tuple[SharedMachine, Controller]:
     return job, tuned
 
 
-@pytest.mark.parametrize("name", GOALS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "auto")) for name in GOALS]
+)
 def test_a_change_of_storage_speed_is_answered_within_eight_checkpoints(name: str) -> None:
     """Four times as slow, then as fast as before: at most three changes each, in its direction.
 
@@ -71,7 +73,7 @@ def test_a_change_of_storage_speed_is_answered_within_eight_checkpoints(name: st
     assert beyond <= SEEDS // 4
 
 
-@pytest.mark.parametrize("name", ["checkfreq", "limit"])
+@pytest.mark.parametrize("name", ["checkfreq", pytest.param("limit", marks=pytest.mark.slow)])
 def test_a_settled_interval_keeps_its_budget_and_stays(name: str) -> None:
     """After the storage slowed down, 24 more checkpoints bring no second change of its half."""
     for seed in range(3):
@@ -96,7 +98,7 @@ def alone(job: SharedMachine) -> None:
     job.crowd, job.storage = 1.0, 1.0
 
 
-@pytest.mark.parametrize("name", ["auto", "checkfreq"])
+@pytest.mark.parametrize("name", ["auto", pytest.param("checkfreq", marks=pytest.mark.slow)])
 def test_a_job_that_comes_and_goes_lengthens_and_shortens_the_interval(name: str) -> None:
     """Everything is slower by half while it runs, the storage three times: there and back."""
     steps: list[Callable[[SharedMachine], None]] = [crowded, alone]

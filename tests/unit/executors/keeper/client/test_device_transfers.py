@@ -188,7 +188,9 @@ def test_an_exchange_that_goes_on_is_told(make: Make, monkeypatch: pytest.Monkey
     assert nodes[1].copied == [True]
 
 
-@pytest.mark.parametrize("deaf", [0, 1], ids=["sender", "receiver"])
+@pytest.mark.parametrize(
+    "deaf", [pytest.param(0, id="sender", marks=pytest.mark.slow), pytest.param(1, id="receiver")]
+)
 def test_a_trainer_that_does_not_answer_costs_a_timeout(make: Make, deaf: int) -> None:
     """Then the copy comes from host memory, and it is said."""
     nodes = make()
@@ -247,6 +249,7 @@ def test_an_aborted_fetch_leaves_its_memory_to_the_trainer(make: Make, pause_s: 
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["asked", "looked up"])
+@pytest.mark.slow
 def test_a_fetch_that_is_aborted_as_it_starts_ends_quietly(
     make: Make, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
