@@ -35,6 +35,8 @@ COUNTS = {
     "fuzz": 30_000,
 }
 """Executions in `make test`."""
+LONG = ("keeper-ops", "oom", "sigterm")
+"""Campaigns that are not in `make test`."""
 WARM = ("keeper-ops", "sigterm")
 """Campaigns whose own processes begin with torch imported; what they start is told by the case."""
 
@@ -61,7 +63,10 @@ def campaign(
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", sorted(COUNTS))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in sorted(COUNTS)],
+)
 def test_no_promise_is_broken(name: str, tmp_path: Path) -> None:
     """Zero violations; one prints the line that replays it."""
     count = COUNTS[name]

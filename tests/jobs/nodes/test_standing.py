@@ -27,6 +27,7 @@ UNANSWERED_STEPS = 420
 
 @pytest.mark.root
 @pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_training_goes_on_beside_a_coordinator_that_stands_still(new_job: MakeJob) -> None:
     """However long: nothing is promised meanwhile, and everything again when it is awake."""
     job = new_job(2, Redundancy(), steps=UNANSWERED_STEPS + 160)

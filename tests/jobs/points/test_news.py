@@ -46,6 +46,7 @@ def wait_for(told: list[Event], kind: type[Event]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_slow_checkpoint_among_many_snapshots_took_as_long_as_it_did(
     live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

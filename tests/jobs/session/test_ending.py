@@ -63,6 +63,7 @@ def begin(attach: Callable[..., Any], new_run: Callable[..., str]) -> Callable[.
     return make
 
 
+@pytest.mark.slow
 def test_attach_alone_counts_the_last_step_when_the_script_ends(
     new_run: Callable[..., str], tmp_path: Path
 ) -> None:
