@@ -42,8 +42,8 @@ class GradientBuckets:
         found: dict[str, Layout] = {}
         for name, reference in self._wrappers.items():
             wrapper = reference()
-            if wrapper is None:
-                continue
+            if wrapper is None or (wrapper.find_unused_parameters and not wrapper.static_graph):
+                continue  # gone, or it keeps its first grouping
             known = self._known.get(name)
             if known is None or known[0] != id(wrapper.reducer):
                 layout = _layout(wrapper)
