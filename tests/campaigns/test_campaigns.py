@@ -25,7 +25,7 @@ COUNTS = {
     "power": 30,
     "fence": 100,
     "strace": 4,
-    "random-kills": 40,
+    "random-kills": 25,
     "oom": 1,
     "keeper-ops": 2,
     "sigterm": 4,

@@ -7,7 +7,7 @@ from tests.simulation.mutants import MUTANTS
 from tests.simulation.oracle import Violation
 from tests.simulation.simulation import Simulation, run_seed
 
-SEEDS = 300
+SEEDS = 100
 
 
 class BrokenDisk(Simulation):

@@ -21,7 +21,7 @@ SEEDS = 20_000
 PARTS = 20
 """Tests the seeds are spread over, so that one stays far below the time limit of a test.  The first
 of them is in `make test`."""
-QUICK_SEEDS = 500
+QUICK_SEEDS = 400
 """Mutants that may need more are hunted by `make test-all`."""
 CHUNK = 250
 WORKERS = 2
