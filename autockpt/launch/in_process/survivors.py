@@ -20,7 +20,7 @@ from autockpt.console import Console
 from autockpt.launch.environment import NEW_PROCESS
 from autockpt.launch.in_process.channel import Channel, accept, listen
 from autockpt.launch.in_process.decision import UNWIND_S, Survivor, judge, obstacle
-from autockpt.launch.standby.pool import handler_of
+from autockpt.launch.standby.pool import handler_of, ranks_from
 
 ALONE_S = 1.0
 """A function that fails so long before any rank has died has failed by itself."""
@@ -91,25 +91,14 @@ class Survivors:
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
         """As long as it lasts functions may connect, and torchelastic is handed survivors."""
-        from torch.distributed.elastic.multiprocessing import api as torchelastic
-
-        api: Any = torchelastic
-        before = getattr(api, "get_subprocess_handler", None)
-        if before is None:  # another version of torch
-            yield
-            return
-        with contextlib.suppress(OSError):
-            self._listener = listen(os.environ)
-
-        def handler(**settings: Any) -> Any:
-            return self._rank(before, **settings)
-
-        api.get_subprocess_handler = handler
-        try:
-            yield
-        finally:
-            api.get_subprocess_handler = before
-            self.close()
+        with ranks_from(self._rank) as served:
+            if served:
+                with contextlib.suppress(OSError):
+                    self._listener = listen(os.environ)
+            try:
+                yield
+            finally:
+                self.close()
 
     # ------------------------------------------------------------------ while the job trains
 

@@ -165,24 +165,13 @@ class StandbyPool:
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
         """As long as it lasts, torchelastic's ranks come from here."""
-        from torch.distributed.elastic.multiprocessing import api as torchelastic
-
-        api: Any = torchelastic
-        before = getattr(api, "get_subprocess_handler", None)
-        if before is None:
-            self._give_up("this version of torch has no place for it")
-            yield
-            return
-
-        def handler(**settings: Any) -> Any:
-            return self._rank(before, **settings)
-
-        api.get_subprocess_handler = handler
-        try:
-            yield
-        finally:
-            api.get_subprocess_handler = before
-            self.close()
+        with ranks_from(self._rank) as served:
+            if not served:
+                self._give_up("this version of torch has no place for it")
+            try:
+                yield
+            finally:
+                self.close()
 
     def _rank(self, cold: Callable[..., Any], **settings: Any) -> Any:
         """A handler of torchelastic's for the rank that is to start: warm, or else `cold`."""
@@ -261,6 +250,27 @@ class StandbyPool:
             self._said.add(once or reason)
             which = "this" if now else "the next"
             self._console.say(f"{which} restart is a cold one: {reason}")
+
+
+@contextlib.contextmanager
+def ranks_from(start: Callable[..., Any]) -> Iterator[bool]:
+    """As long as it lasts, torchelastic's ranks are what `start` returns, a handler for each.
+
+    `start` gets the function that was asked before, and the settings of the rank.  False: this
+    version of torch has no place for it.
+    """
+    from torch.distributed.elastic.multiprocessing import api as torchelastic
+
+    api: Any = torchelastic
+    before = getattr(api, "get_subprocess_handler", None)
+    if before is None:
+        yield False
+        return
+    api.get_subprocess_handler = lambda **settings: start(before, **settings)
+    try:
+        yield True
+    finally:
+        api.get_subprocess_handler = before
 
 
 def handler_of(process: "subprocess.Popen[bytes]", settings: Any) -> Any:

@@ -14,6 +14,7 @@ import contextlib
 import gc
 import logging
 import weakref
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -28,42 +29,46 @@ class GradientBuckets:
     """The reducers in the models of a session, by the names of their modules."""
 
     def __init__(self, models: Mapping[str, torch.nn.Module]) -> None:
-        self._models = models
-        self._wrappers: dict[str, weakref.ref[Any]] = {}
-        self._known: dict[str, tuple[int, Layout]] = {}
-        """(id of the reducer, its layout), by name; a layout changes once."""
+        self._wrappers: dict[str, list[weakref.ref[Any]]] = {}
+        """By name; more than one only where the script has wrapped a module twice."""
+        self._known: dict[int, Layout] = {}
+        """By id of a reducer that has grouped the gradients anew: it does that once."""
         if _ranks() > 2:
-            self._wrappers = {
-                name: weakref.ref(wrapper) for name, wrapper in _wrappers_of(models).items()
-            }
+            self._wrappers = _wrappers_of(models)
 
     def layouts(self) -> dict[str, Layout]:
         """Of the reducers that have grouped the gradients anew."""
-        found: dict[str, Layout] = {}
-        for name, reference in self._wrappers.items():
-            wrapper = reference()
-            if wrapper is None or (wrapper.find_unused_parameters and not wrapper.static_graph):
-                continue  # gone, or it keeps its first grouping
-            known = self._known.get(name)
-            if known is None or known[0] != id(wrapper.reducer):
-                layout = _layout(wrapper)
-                if not layout:
-                    continue
-                known = self._known[name] = id(wrapper.reducer), layout
-            found[name] = known[1]
-        return found
+        return {
+            name: layout
+            for name in self._wrappers
+            for wrapper in self._living(name)
+            if (layout := self._layout(wrapper))
+        }
 
     def put_back(self, saved: Mapping[str, Layout]) -> list[str]:
         """Groups the gradients as they were; the names where that cannot be done.
 
         All ranks of a reducer call this together, also one without a layout: they agree first.
         """
-        left = []
-        for name, reference in sorted(self._wrappers.items()):
-            wrapper = reference()
-            if wrapper is not None and not _regroup(wrapper, saved.get(name, [])):
-                left += [name] if name in saved else []
-        return left
+        left = set()
+        self._known.clear()
+        for name in sorted(self._wrappers):
+            for wrapper in self._living(name):
+                if not _regroup(wrapper, saved.get(name, [])) and name in saved:
+                    left.add(name)
+        return sorted(left)
+
+    def _living(self, name: str) -> list[Any]:
+        found = [reference() for reference in self._wrappers[name]]
+        return [wrapper for wrapper in found if wrapper is not None]
+
+    def _layout(self, wrapper: Any) -> Layout:
+        if wrapper.find_unused_parameters and not wrapper.static_graph:
+            return []  # it keeps its first grouping
+        number = id(wrapper.reducer)
+        if number not in self._known and (layout := _layout(wrapper)):
+            self._known[number] = layout
+        return self._known.get(number, [])
 
 
 def _ranks() -> int:
@@ -71,22 +76,36 @@ def _ranks() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def _wrappers_of(models: Mapping[str, torch.nn.Module]) -> dict[str, Any]:
-    """Every DistributedDataParallel around a module of the models, by the module's name."""
-    from torch.nn.parallel import DistributedDataParallel
+def _wrappers_of(models: Mapping[str, torch.nn.Module]) -> dict[str, list[weakref.ref[Any]]]:
+    """Every DistributedDataParallel around a module of the models, by the module's name.
 
+    All ranks must find the same ones, so wrappers that nothing refers to any more go first.
+    """
     names = {
         id(module): f"{prefix}.{name}" if name else prefix
         for prefix, model in models.items()
         for name, module in model.named_modules()
     }
-    found = {}
+    found = _around(names)
+    if any(len(wrappers) > 1 for wrappers in found.values()):
+        del found
+        gc.collect()
+        found = _around(names)
+    return {name: [weakref.ref(one) for one in wrappers] for name, wrappers in found.items()}
+
+
+def _around(names: Mapping[int, str]) -> dict[str, list[Any]]:
+    from torch.nn.parallel import DistributedDataParallel
+
+    found: dict[str, list[Any]] = {}
     for one in gc.get_objects():
         if issubclass(type(one), DistributedDataParallel):
-            with contextlib.suppress(AttributeError):  # one that is half made
-                module = one.module
-                if id(module) in names and one.process_group.size() > 2:
-                    found[names[id(module)]] = one
+            with contextlib.suppress(
+                AttributeError, RuntimeError, ValueError
+            ):  # half made, or over
+                name = names.get(id(one.module))
+                if name is not None and one.process_group.size() > 2:
+                    found.setdefault(name, []).append(one)
     return found
 
 
@@ -108,14 +127,16 @@ def _regroup(wrapper: Any, layout: Layout) -> bool:
     made = None
     with contextlib.suppress(Exception):
         made = _prepared(wrapper, layout)
-    if not _agreed(wrapper, made is not None):
+    # Ranks that grouped differently would sum different gradients.
+    mark = zlib.crc32(repr(layout).encode()) >> 2
+    if not _agreed(wrapper, None if made is None else mark):
         return False
     assert made is not None
     done = False
     with contextlib.suppress(Exception):
         _make_reducer(wrapper, *made, layout=layout)
         done = True
-    if _agreed(wrapper, done):
+    if _agreed(wrapper, mark if done else None):
         return True
     _make_reducer(wrapper, *made, layout=None)  # as it was when the script made it
     return False
@@ -166,9 +187,11 @@ def _grouped(layout: Layout) -> Iterator[None]:
         dist._compute_bucket_assignment_by_size = real
 
 
-def _agreed(wrapper: Any, here: bool) -> bool:
-    """Whether it is so on all ranks of a reducer."""
+def _agreed(wrapper: Any, mark: int | None) -> bool:
+    """Whether all ranks of a reducer have the same mark, below 2**30; None: this one has none."""
     device = next(iter(wrapper.module.parameters())).device
-    flag = torch.tensor([int(here)], dtype=torch.int32, device=device)
-    torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MIN, group=wrapper.process_group)
-    return bool(flag.item())
+    own = -1 if mark is None else mark
+    ends = torch.tensor([own, -own], dtype=torch.int32, device=device)
+    torch.distributed.all_reduce(ends, torch.distributed.ReduceOp.MIN, group=wrapper.process_group)
+    least, most = ends.tolist()
+    return bool(least == -most and least >= 0)

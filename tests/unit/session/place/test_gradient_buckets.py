@@ -23,6 +23,7 @@ def test_a_model_that_is_wrapped_anew_trains_to_the_same_bits(tmp_path: Path) ->
         assert set(found) == {*OPTIONS, "hook"}
         for case, digests in found.items():
             assert digests["kept"] == digests["no"], case
+            assert digests["torn"] == digests["plain"], case
             assert digests["plain"][:WRAPPED_AGAIN] == digests["no"][:WRAPPED_AGAIN], case
         assert any(each["plain"] != each["no"] for each in found.values())
 
