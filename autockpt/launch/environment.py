@@ -18,6 +18,7 @@ torchelastic adds RANK, WORLD_SIZE, TORCHELASTIC_RESTART_COUNT and so on.
 from collections.abc import Mapping
 
 from autockpt.launch import startup_timing
+from autockpt.launch.in_process import decision
 from autockpt.launch.rank_env import number, rank_and_world, under_srun
 
 RUN_DIR = "AUTOCKPT_RUN_DIR"
@@ -30,7 +31,7 @@ FRESH = "AUTOCKPT_FRESH"
 NO_PROFILE = "AUTOCKPT_NO_PROFILE"
 PLAN_FOR = "AUTOCKPT_PLAN_FOR"
 RESTART_DECIDED = startup_timing.DECIDED
-NEW_PROCESS = "AUTOCKPT_NEW_PROCESS"
+NEW_PROCESS = decision.NEW_PROCESS
 
 ALL = (
     RUN_DIR, MODE, LAUNCH_ID, LAUNCHER_PID, NODE, RESUME_FROM, FRESH, NO_PROFILE, PLAN_FOR,

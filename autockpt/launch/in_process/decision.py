@@ -6,6 +6,8 @@ in the same rendezvous.
 
 from dataclasses import dataclass
 
+NEW_PROCESS = "AUTOCKPT_NEW_PROCESS"
+"""Variable in which a rank that has survived reads why it has a new process."""
 MOST_RESTARTS = 10
 """Restarts within one process.  A library may leak memory with each; a new process has none."""
 UNWIND_S = 10.0

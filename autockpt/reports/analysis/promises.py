@@ -89,7 +89,7 @@ def promises(
     failures = sum(1 for restore in restores if restore.failed_at_s is not None)
     trained = accounting.accounted_s > 0
     judged = due >= 1.0 or _at_least(failures, due) < CHANCE
-    rare = f"{due:.2g} failures were to be expected in this run, {failures} happened"
+    rare = f"since the plan applies, {due:.2g} failures were due and {failures} happened"
     stall, durable = saves.stall, saves.durable
     memory = [r for r in restores if r.source == "memory"]
     disk = [r for r in restores if r.source == "disk"]

@@ -87,12 +87,12 @@ def test_expected_failures_are_those_of_the_declared_rate() -> None:
     point = {**data.what_if.point, "mtbf_s": 600.0}
     declared = replace(data, what_if=replace(data.what_if, point=point, mtbf_assumed=False))
     notes = {promise.name: promise.note for promise in build(declared).promises}
-    assert "6.6 failures were to be expected in this run, 2 happened" in notes["waste"]
+    assert "since the plan applies, 6.6 failures were due and 2 happened" in notes["waste"]
     bare = replace(data, what_if=None)
     notes = {promise.name: promise.note for promise in build(bare).promises}
     assert data.profile is not None
     due = data.profile.failures.interruptions_per_s * 3963
-    assert f"{due:.2g} failures were" in notes["waste"]
+    assert f"{due:.2g} failures were due" in notes["waste"]
     page = render(build(declared))
     assert "declared by the policy" in page
     point["mtbf_s"] = 1.0 / data.profile.failures.interruptions_per_s
