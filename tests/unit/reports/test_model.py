@@ -122,7 +122,7 @@ def test_kept_promises_are_kept_and_luck_is_called_luck() -> None:
     verdicts = {promise.name: promise.verdict for promise in model.promises}
     assert verdicts.pop("waste") == "broken"
     assert set(verdicts.values()) == {"kept"}
-    assert "failures were to be expected" in finding(model, "promises").evidence
+    assert "failures were due and" in finding(model, "promises").evidence
     assert "nothing to tune" in finding(model, "promises").fix
 
 
