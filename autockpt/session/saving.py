@@ -181,9 +181,10 @@ class Saver:
         if not link.slots:
             if not self._rank.open:
                 self._slots.ask()
-        elif self.flight is None:
-            self._slots.ask_for_another()
-            self.ask_if_due(step)
+        else:
+            self._slots.ask_for_another()  # also during a copy: there may be one at each boundary
+            if self.flight is None:
+                self.ask_if_due(step)
         if link.saves.asked is not asked:
             self._asking_s = time.monotonic() - began_s
 
