@@ -168,11 +168,7 @@ def build(
     vectors = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     if world_size > 1:
-        # DDP regroups its gradient buckets after the first iteration of a process, and with them
-        # the order of the sums: a process that was restarted would differ in last bits from one
-        # that went on.  With find_unused_parameters it keeps the first grouping.  (Its warning
-        # that all parameters were used is about speed.)
-        model = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+        model = nn.parallel.DistributedDataParallel(model)
 
     optimizer = torch.optim.AdamW(groups, lr=args.lr, fused=args.fused or None)
     horizon = args.horizon or args.steps

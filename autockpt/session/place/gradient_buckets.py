@@ -8,14 +8,18 @@ the reducer of a resumed process is made with it.
 
 Torch has no public call for that.  `DistributedDataParallel` makes its reducer in the same way in
 `__setstate__`.  Where a version of torch does so otherwise, the grouping stays as it is.
+
+A script may wrap its model after `attach`.  So the constructor of `DistributedDataParallel`, which
+all ranks call together, tells of each wrapper that it made.
 """
 
 import contextlib
+import functools
 import gc
 import logging
 import weakref
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -28,13 +32,22 @@ _log = logging.getLogger(__name__)
 class GradientBuckets:
     """The reducers in the models of a session, by the names of their modules."""
 
-    def __init__(self, models: Mapping[str, torch.nn.Module]) -> None:
+    def __init__(
+        self, models: Mapping[str, torch.nn.Module], *, has_trained: Callable[[], bool]
+    ) -> None:
+        """`has_trained`: an iteration has ended in this process."""
+        self._models, self._has_trained = models, has_trained
         self._wrappers: dict[str, list[weakref.ref[Any]]] = {}
         """By name; more than one only where the script has wrapped a module twice."""
         self._known: dict[int, Layout] = {}
         """By id of a reducer that has grouped the gradients anew: it does that once."""
+        self._saved: Mapping[str, Layout] | None = None
+        """As put back, for wrappers that come yet; None: nothing was put back."""
         if _ranks() > 2:
             self._wrappers = _wrappers_of(models)
+        if torch.distributed.is_available():
+            _tell_of_wrappers()
+            _watching.add(self)
 
     def layouts(self) -> dict[str, Layout]:
         """Of the reducers that have grouped the gradients anew."""
@@ -50,13 +63,24 @@ class GradientBuckets:
 
         All ranks of a reducer call this together, also one without a layout: they agree first.
         """
-        left = set()
+        left, self._saved = set(), saved
         self._known.clear()
         for name in sorted(self._wrappers):
             for wrapper in self._living(name):
                 if not _regroup(wrapper, saved.get(name, [])) and name in saved:
                     left.add(name)
         return sorted(left)
+
+    def take_wrapper(self, wrapper: Any) -> None:
+        """One that the script has just made, on all of its ranks."""
+        name = _name_of(wrapper, _names(self._models))
+        if name is None or wrapper.process_group.size() <= 2:
+            return
+        if name in self._wrappers:  # the former one may be gone, with its reducer's id
+            self._known.clear()
+        self._wrappers.setdefault(name, []).append(weakref.ref(wrapper))
+        if self._saved is not None and not self._has_trained():
+            _regroup(wrapper, self._saved.get(name, []))
 
     def _living(self, name: str) -> list[Any]:
         found = [reference() for reference in self._wrappers[name]]
@@ -81,17 +105,50 @@ def _wrappers_of(models: Mapping[str, torch.nn.Module]) -> dict[str, list[weakre
 
     All ranks must find the same ones, so wrappers that nothing refers to any more go first.
     """
-    names = {
-        id(module): f"{prefix}.{name}" if name else prefix
-        for prefix, model in models.items()
-        for name, module in model.named_modules()
-    }
+    names = _names(models)
     found = _around(names)
     if any(len(wrappers) > 1 for wrappers in found.values()):
         del found
         gc.collect()
         found = _around(names)
     return {name: [weakref.ref(one) for one in wrappers] for name, wrappers in found.items()}
+
+
+def _names(models: Mapping[str, torch.nn.Module]) -> dict[int, str]:
+    """Of every module of the models, by its id."""
+    return {
+        id(module): f"{prefix}.{name}" if name else prefix
+        for prefix, model in models.items()
+        for name, module in model.named_modules()
+    }
+
+
+def _name_of(wrapper: Any, names: Mapping[int, str]) -> str | None:
+    """That of the module in it, or of the first part that is in a model; None: it has none."""
+    parts = (names.get(id(module)) for module in wrapper.module.modules())
+    return next((name for name in parts if name is not None), None)
+
+
+_watching: weakref.WeakSet[GradientBuckets] = weakref.WeakSet()
+
+
+@functools.cache
+def _tell_of_wrappers() -> None:
+    """From now on, of each that is made in this process."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    real = DistributedDataParallel.__init__
+
+    @functools.wraps(real)
+    def made(self: Any, *arguments: Any, **options: Any) -> None:
+        real(self, *arguments, **options)
+        for buckets in list(_watching):
+            try:
+                buckets.take_wrapper(self)
+            except Exception as error:
+                _log.debug("the buckets of a wrapper are not kept: %r", error)
+
+    DistributedDataParallel.__init__ = made  # type: ignore[method-assign]
 
 
 def _around(names: Mapping[int, str]) -> dict[str, list[Any]]:
@@ -103,7 +160,7 @@ def _around(names: Mapping[int, str]) -> dict[str, list[Any]]:
             with contextlib.suppress(
                 AttributeError, RuntimeError, ValueError
             ):  # half made, or over
-                name = names.get(id(one.module))
+                name = _name_of(one, names)
                 if name is not None and one.process_group.size() > 2:
                     found.setdefault(name, []).append(one)
     return found

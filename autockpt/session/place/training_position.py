@@ -64,7 +64,9 @@ class TrainingPosition:
         """Of loaders that were not made yet, by name."""
         self._saved_rng: Any = None
         self._mesh = rank.live.mesh()
-        self._buckets = GradientBuckets(rank.live.models)
+        self._buckets = GradientBuckets(
+            rank.live.models, has_trained=lambda: rank.step != rank.start_step
+        )
         self._known_nan: list[str] = []
         """As `LiveState.known_nan`, in order."""
         rank.live.dry_encode({} if self.data is None else {"data": self.data.require_state()})

@@ -39,9 +39,21 @@ def summed(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch
     return done.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
 
 
+class Losses(torch.nn.Module):
+    """The model and its loss, in one wrapper as some scripts have it."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        """The loss of a batch."""
+        return self.model(batch).square().mean()  # type: ignore[no-any-return]
+
+
 def trained(restart: str, *, hook: bool, **options: Any) -> list[str]:
-    """`restart`: no, plain (the model is wrapped anew), kept (with its
-    buckets), or torn (one rank has other buckets)."""
+    """`restart`: no, plain (the model is wrapped anew), kept (with its buckets), late (kept, and
+    wrapped behind `attach`), or torn (one rank has other buckets)."""
     torch.manual_seed(0)
     sizes = (40, 64, 64, 7)
     layers = [torch.nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]
@@ -49,26 +61,34 @@ def trained(restart: str, *, hook: bool, **options: Any) -> list[str]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def wrapped() -> Any:
-        made = DistributedDataParallel(model, **options)
+        part = Losses(model) if hook else model
+        made = DistributedDataParallel(part, **options)
         if hook:
             made.register_comm_hook(None, summed)
         return made
 
     wrapper, found = wrapped(), []
-    buckets = GradientBuckets({"model": model})
+    trained_steps: list[int] = []
+    buckets = GradientBuckets({"model": model}, has_trained=lambda: bool(trained_steps))
     for step in range(STEPS):
         if step == WRAPPED_AGAIN and restart != "no":
             layouts = buckets.layouts()
             del wrapper
-            wrapper = wrapped()
-            buckets = GradientBuckets({"model": model})
+            trained_steps.clear()
+            if restart != "late":
+                wrapper = wrapped()
+            buckets = GradientBuckets({"model": model}, has_trained=lambda: bool(trained_steps))
             if restart == "torn" and dist.get_rank() == 1:  # it would sum other gradients
                 layouts = {name: [layout[::-1] for layout in one] for name, one in layouts.items()}
             left = buckets.put_back({} if restart == "plain" else layouts)
             assert left == (["model"] if restart == "torn" else [])
+            if restart == "late":
+                wrapper = wrapped()
         seed = torch.Generator().manual_seed(1000 * step + dist.get_rank())
-        wrapper(torch.randn(16, 40, generator=seed)).square().mean().backward()
+        batch = torch.randn(16, 40, generator=seed)
+        (wrapper(batch) if hook else wrapper(batch).square().mean()).backward()
         optimizer.step()
+        trained_steps.append(step)
         optimizer.zero_grad()
         held = b"".join(one.detach().numpy().tobytes() for one in model.parameters())
         found.append(hashlib.sha256(held).hexdigest()[:12])
@@ -86,7 +106,7 @@ def rank_main(folder: Path, rank: int) -> None:
     }
     ways["hook"] = lambda restart: trained(restart, hook=True, bucket_cap_mb=0.02)
     found = {
-        name: {restart: way(restart) for restart in ("no", "plain", "kept", "torn")}
+        name: {restart: way(restart) for restart in ("no", "plain", "kept", "late", "torn")}
         for name, way in ways.items()
     }
     (folder / f"{rank}.json").write_text(json.dumps(found))
