@@ -10,6 +10,9 @@ from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy
 
 PROFILING_INTERVAL_STEPS = 8
 """While a run profiles itself: often enough to be measured within its first dozens of steps."""
+EARLY_STEP = 2
+"""Without a profile, steps may last minutes.  The first one shows how large the state is, so the
+second is the first that can be saved."""
 SET_SIZE = 4
 """Default size of a parity set: a third of an image on every node."""
 
@@ -18,6 +21,7 @@ def plan_without_profile(goal: Goal) -> CheckpointPlan:
     """The safe defaults under the goal's pins; intervals in seconds wait for the first measures."""
     plan = safe_default_plan(retention=goal.retention)
     pins = goal.pins
+    pinned = pins.memory_interval_steps is not None or pins.disk_interval_steps is not None
     memory, disk = plan.tier("memory"), plan.tier("disk")
     if pins.disk_interval_steps is not None:
         disk = replace(disk, interval_steps=pins.disk_interval_steps)
@@ -46,6 +50,7 @@ def plan_without_profile(goal: Goal) -> CheckpointPlan:
         slots=pins.slots or max(plan.slots, slots_for(pins)),
         retune=plan.retune if pins.retune is None else pins.retune,
         overhead_budget=goal.limits.overhead,
+        early_step=0 if pinned else EARLY_STEP,
         redundancy=_wished(goal),
     )
 
@@ -59,7 +64,7 @@ def plan_while_measured(goal: Goal) -> CheckpointPlan:
         replace(tier, interval_steps=PROFILING_INTERVAL_STEPS) if tier.interval_steps else tier
         for tier in plan.tiers
     )
-    return replace(plan, tiers=tiers)
+    return replace(plan, tiers=tiers, early_step=0)
 
 
 def _wished(goal: Goal) -> Redundancy:

@@ -108,21 +108,18 @@ class Saver:
         if self._client.window_bytes:  # no memory holds a state: storage does, where it answers
             calm = time.monotonic() >= self._stream_after_s or self._is_last(step)
             return calm and self.is_disk_free(step)
-        return self._is_reached(
-            step, self._rank.plan.tier("memory").interval_steps
-        ) or self.is_disk_free(step)
+        return self._is_reached(step, "memory") or self.is_disk_free(step)
 
-    def _is_reached(self, step: int, interval: int) -> bool:
+    def _is_reached(self, step: int, tier: str) -> bool:
         """At this boundary, or at one since the last that a checkpoint could be of."""
-        return interval > 0 and step // interval > (step - 1 - self._rank.open) // interval
+        return self._rank.plan.is_due(tier, step, since=step - 1 - self._rank.open)
 
     def is_disk_due(self, step: int) -> bool:
         """It is to be durable."""
-        interval = self._rank.plan.tier("disk").interval_steps
         if self._is_wanted(step):
             return True
-        due = self._is_reached(step, interval) or self._is_last(step) or self._is_early(step)
-        return interval > 0 and due
+        due = self._is_reached(step, "disk") or self._is_last(step) or self._is_early(step)
+        return due and self._rank.plan.tier("disk").interval_steps > 0
 
     def _is_early(self, step: int) -> bool:
         """Nothing is durable yet: until the disk's own interval has passed once, the loss of a
@@ -131,7 +128,7 @@ class Saver:
         if self._rank.is_safe or link.saves.durable is not None or time.monotonic() < self._early_s:
             return False
         coming = link.saves.writing - {self._rank.generation(step)}
-        return not coming and self._is_reached(step, self._rank.plan.tier("memory").interval_steps)
+        return not coming and self._is_reached(step, "memory")
 
     def _is_wanted(self, step: int) -> bool:
         wanted = self.wanted_step is not None and step - self._rank.open <= self.wanted_step <= step

@@ -192,6 +192,8 @@ class CheckpointPlan:
     """Of every checkpoint in memory, in the memory of other nodes."""
     retune: Retune = True
     overhead_budget: float | None = None
+    early_step: int = 0
+    """Below the interval, checkpoints are of this step and of twice as many each; 0: of none."""
 
     def tier(self, name: str) -> TierPlan:
         """The plan of one tier; an absent tier is off."""
@@ -204,6 +206,15 @@ class CheckpointPlan:
     def snapshot_interval_steps(self) -> int:
         """Iterations between snapshots: the shortest interval of a tier that is on, 0 if none."""
         return min((t.interval_steps for t in self.tiers if t.interval_steps), default=0)
+
+    def is_due(self, name: str, step: int, *, since: int) -> bool:
+        """Whether a tier has a checkpoint of a step behind `since`, up to `step`."""
+        interval, early = self.tier(name).interval_steps, self.early_step
+        if not interval:
+            return False
+        if 0 < early <= step < interval:
+            return early << (step // early).bit_length() - 1 > since
+        return step // interval > since // interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

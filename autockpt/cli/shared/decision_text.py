@@ -91,8 +91,10 @@ def _versus(choice: Choice) -> str:
 
 def _intervals(plan: CheckpointPlan) -> str:
     memory, disk = plan.tier("memory").interval_steps, plan.tier("disk").interval_steps
+    early = plan.early_step
     if memory and memory == disk:
-        return f"to memory and disk every {disk} iterations"
+        first = f", at first of steps {early}, {2 * early}, {4 * early}, ..." if early else ""
+        return f"to memory and disk every {disk} iterations{first}"
     if not memory:
         return f"to disk every {disk} iterations" if disk else "never"
     to_disk = f", to disk every {disk}" if disk else ""

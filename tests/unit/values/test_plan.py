@@ -1,0 +1,51 @@
+"""When a plan has a checkpoint due."""
+
+from dataclasses import replace
+
+import pytest
+
+from autockpt.policies.default_plan import plan_while_measured, plan_without_profile
+from autockpt.values.goal import Goal, Pins
+from autockpt.values.plan import CheckpointPlan
+
+
+def due(plan: CheckpointPlan, last: int, *, window: int = 1, tier: str = "disk") -> list[int]:
+    """Steps with a checkpoint up to `last`, where each `window`-th step can be saved."""
+    return [s for s in range(window, last + 1, window) if plan.is_due(tier, s, since=s - window)]
+
+
+def test_without_a_profile_the_first_checkpoints_are_early() -> None:
+    """At doubling steps, of both tiers: steps may last minutes before anything is known."""
+    plan = plan_without_profile(Goal())
+    assert due(plan, 320) == [2, 4, 8, 16, 32, 64, 100, 200, 300]
+    assert due(plan, 320, tier="memory") == due(plan, 320)
+
+
+def test_accumulated_steps_lose_no_early_checkpoint() -> None:
+    """It waits for the boundary that can be saved; several that wait are one."""
+    plan = plan_without_profile(Goal())
+    assert due(plan, 210, window=3) == [3, 6, 9, 18, 33, 66, 102, 201]
+
+
+def test_a_shorter_interval_ends_the_early_ones() -> None:
+    """As after a change of the plan."""
+    plan = plan_without_profile(Goal())
+    tiers = tuple(replace(tier, interval_steps=10) for tier in plan.tiers)
+    assert due(replace(plan, tiers=tiers), 30) == [2, 4, 8, 10, 20, 30]
+
+
+@pytest.mark.parametrize("pins", [Pins(disk_interval_steps=40), Pins(memory_interval_steps=40)])
+def test_a_pinned_interval_has_no_early_checkpoints(pins: Pins) -> None:
+    """The user has said when."""
+    assert due(plan_without_profile(Goal(pins=pins)), 200, tier="memory")[0] == 40
+
+
+def test_a_run_that_measures_itself_begins_at_its_own_interval() -> None:
+    """Its first checkpoints are samples of one kind."""
+    assert due(plan_while_measured(Goal()), 24) == [8, 16, 24]
+
+
+def test_a_tier_that_is_off_has_none() -> None:
+    """Whatever is early."""
+    plan = plan_without_profile(Goal(pins=Pins(memory_enabled=False)))
+    assert due(plan, 200, tier="memory") == []
