@@ -141,9 +141,29 @@ def _apply_optimizer(
         elif name in saved.irregular:
             values = saved.irregular[name]
             own = {n: _divided(restored, n, parameter) for n in state_tree.tensor_names(values)}
-            live[parameter] = state_tree.decode(values, own, parameter.device)
+            live[parameter] = _as_parts(state_tree.decode(values, own, parameter.device), parameter)
     # A COMMIT of before this existed has none.
     live.update(state_tree.decode(saved.loose, tensors, state.device()))
+
+
+def _as_parts(values: Any, parameter: torch.Tensor) -> Any:
+    """Optimizer state, in which a compound is this rank's part if the parameter is one."""
+    if not hasattr(parameter, "to_local") or not isinstance(values, dict):
+        return values
+    from torch.distributed.tensor import DTensor
+
+    whole: Any = parameter
+    local = tuple(whole.to_local().shape)
+    return {
+        key: DTensor.from_local(
+            value, whole.device_mesh, whole.placements, shape=whole.shape, stride=whole.stride()
+        )
+        if isinstance(value, torch.Tensor)
+        and state_tree.compound_of(value) is value
+        and tuple(value.shape) == local
+        else value
+        for key, value in values.items()
+    }
 
 
 def _saved_group(

@@ -32,6 +32,7 @@ from autockpt.executors.state import state_tree
 from autockpt.executors.state.own_state import ModuleState, OwnState, inner_optimizers
 from autockpt.executors.state.rng import rng_state
 from autockpt.executors.state.skeleton import KeptOptimizers, KeptRandomState
+from autockpt.executors.state.state_tree import parts_of
 from autockpt.executors.state.tensor_index import Structure, TensorIndex, memory_of, take_inventory
 from autockpt.executors.state.tensor_index import local_part as local_part
 from autockpt.executors.state.wrapping import unwrapped_optimizer
@@ -250,7 +251,14 @@ class LiveState:
         return dict(self.inventory().lazy)
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        """Return parameters of the models, and parameters that only an optimizer knows."""
+        """Return parameters of the models, and parameters that only an optimizer knows.
+
+        Of one that has no memory of its own its parts.
+        """
+        return _parts(self.whole_parameters())
+
+    def whole_parameters(self) -> dict[str, torch.Tensor]:
+        """Return the same ones as the script has them."""
         found: dict[str, torch.Tensor] = {}
         self.model_names()
         for prefix, module in self.models.items():
@@ -267,11 +275,13 @@ class LiveState:
     def buffers(self) -> dict[str, torch.Tensor]:
         """Module buffers (running statistics change in the forward)."""
         names = self.model_names()
-        return {
-            f"{prefix}.{names[prefix].of(name)}": buffer
-            for prefix, module in self.models.items()
-            for name, buffer in module.named_buffers(remove_duplicate=False)
-        }
+        return _parts(
+            {
+                f"{prefix}.{names[prefix].of(name)}": buffer
+                for prefix, module in self.models.items()
+                for name, buffer in module.named_buffers(remove_duplicate=False)
+            }
+        )
 
     def extra_places(self) -> dict[str, torch.nn.Module]:
         """Modules by the names of their extra states, whether they have one or not."""
@@ -394,7 +404,7 @@ class LiveState:
 
     def _known(self, inventory: TensorIndex) -> dict[str, Any]:
         """Parameters, optimizer state and modules by name."""
-        return {**self.extra_places(), **self.parameters(), **inventory.lazy}
+        return {**self.extra_places(), **self.whole_parameters(), **inventory.lazy}
 
     def changes(self) -> list[str]:
         """Return the script's changes of structure since `attach`, as of the newest snapshot."""
@@ -423,6 +433,10 @@ class LiveState:
             if tensor.layout != torch.strided:
                 raise ConfigError(f"{name}: a {tensor.layout} tensor cannot be saved")
             memory_of(name, local_part(tensor, inventory.holdings.get(name)))
+
+
+def _parts(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: one for path in tensors for name, one in parts_of(path, tensors[path])}
 
 
 def _said(name: str, value: Any) -> Any:

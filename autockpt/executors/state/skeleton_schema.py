@@ -22,8 +22,6 @@ readers find the types that they expect.
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from autockpt.executors.state import state_tree
 from autockpt.values.errors import CorruptCheckpointError
 
@@ -79,7 +77,7 @@ def _value(data: Any, where: str) -> Any:
     """Decodes it with stand-ins for its tensors: what raises here would raise later."""
     _require_tensors_named(data, where)
     try:
-        return state_tree.decode(data, _StandIns())
+        return state_tree.decode(data, state_tree.StandIns())
     except Exception as error:
         raise CorruptCheckpointError(f"{where}: is malformed: {error!r:.200}") from None
 
@@ -93,16 +91,6 @@ def _require_tensors_named(data: Any, where: str) -> None:
             if key in ("$tensor", "$device_tensor"):
                 _text(item, f"{where}: name of a tensor")
             _require_tensors_named(item, where)
-
-
-class _StandIns(dict[str, torch.Tensor]):
-    """Has an empty tensor under every name."""
-
-    def __contains__(self, name: object) -> bool:
-        return True
-
-    def __missing__(self, name: str) -> torch.Tensor:
-        return torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 def _settings(data: Any, where: str) -> dict[str, Any]:

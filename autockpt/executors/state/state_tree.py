@@ -7,8 +7,9 @@ the set is an error that names its place, found at attach by a dry encoding.
 
 import base64
 import math
+import sys
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -51,6 +52,9 @@ def encode(value: Any, path: str, tensors: dict[str, torch.Tensor], depth: int =
     if kind is float:
         return value if math.isfinite(value) else {"$float": repr(value)}
     if isinstance(value, torch.Tensor):
+        compound = compound_of(value)
+        if compound is not None:
+            return _encode_compound(compound, path, tensors, depth)
         return _encode_tensor(value, path, tensors)
     if isinstance(value, dict):
         return _encode_dict(value, path, tensors, depth)
@@ -90,6 +94,38 @@ def decode(
         return _decode(skeleton, tensors, place)
     except (ValueError, TypeError, KeyError, IndexError, RuntimeError, OverflowError) as error:
         raise CorruptCheckpointError(f"saved state is malformed: {error!r:.200}") from None
+
+
+class StandIns(dict[str, torch.Tensor]):
+    """Has an empty tensor under every name, to check a skeleton without its tensors."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        return torch.empty(0, dtype=torch.float32, device="cpu")
+
+
+def compound_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A tensor, or the local part of a DTensor, if it is a compound; else None.
+
+    A compound has no memory of its own, and the tensors in it have: quantized tensors of torchao.
+    """
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        return None
+    local = getattr(tensor, "_local_tensor", tensor)
+    is_compound = hasattr(local, "__tensor_flatten__") and not hasattr(local, "to_local")
+    return local if is_compound else None
+
+
+def parts_of(path: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, tensor) of each that has memory: itself under `path`, or the parts of a compound."""
+    compound: Any = compound_of(tensor)
+    if compound is None:
+        yield path, tensor
+        return
+    for name in compound.__tensor_flatten__()[0]:
+        yield from parts_of(f"{path}.{name}", getattr(compound, name))
 
 
 _Place = Callable[[torch.Tensor], torch.Tensor]
@@ -145,6 +181,41 @@ def _encode_tensor(value: torch.Tensor, path: str, tensors: dict[str, torch.Tens
         )
     tensors[path] = value.detach()
     return {"$tensor" if value.device.type == "cpu" else "$device_tensor": path}
+
+
+def _encode_compound(
+    value: torch.Tensor, path: str, tensors: dict[str, torch.Tensor], depth: int
+) -> Skeleton:
+    """Its class, form and parts, as torch takes it apart for a compiler."""
+    names, form = value.__tensor_flatten__()  # type: ignore[attr-defined]
+    kind, in_form = type(value), dict[str, torch.Tensor]()
+    made = {
+        "class": f"{kind.__module__}:{kind.__qualname__}",
+        "parts": {n: encode(getattr(value, n), f"{path}.{n}", tensors, depth + 1) for n in names},
+        "form": encode(form, f"{path}.<form>", in_form, depth + 1),
+        "shape": list(value.shape),
+        "stride": list(value.stride()),
+    }
+    if in_form:
+        raise ConfigError(f"{path}: a {kind.__qualname__} describes itself with a tensor")
+    return {"$compound": made}
+
+
+def _decode_compound(
+    inner: Any, tensors: dict[str, torch.Tensor], place: _Place
+) -> torch.Tensor | dict[str, Any]:
+    """The tensor; its parts by name where this process has not imported its class."""
+    parts = {str(name): _decode(part, tensors, place) for name, part in inner["parts"].items()}
+    form = _decode(inner["form"], tensors, place)
+    module, _, name = str(inner["class"]).partition(":")
+    kind: Any = sys.modules.get(module)
+    for each in name.split("."):
+        kind = getattr(kind, each, None)
+    known = isinstance(kind, type) and issubclass(kind, torch.Tensor)
+    if not known or not hasattr(kind, "__tensor_unflatten__") or isinstance(tensors, StandIns):
+        return parts
+    shape, stride = torch.Size(inner["shape"]), tuple(map(int, inner["stride"]))
+    return kind.__tensor_unflatten__(parts, form, shape, stride)  # type: ignore[no-any-return]
 
 
 def _encode_array(
@@ -220,6 +291,8 @@ def _decode_mark(key: str, inner: Any, tensors: dict[str, torch.Tensor], place: 
             raise CorruptCheckpointError(f"tensor {inner!r} is named and not in the image")
         tensor = tensors[inner]
         return tensor if key == "$tensor" else place(tensor)
+    if key == "$compound":
+        return _decode_compound(inner, tensors, place)
     if key == "$array":
         array = _decode(inner, tensors, lambda tensor: tensor)
         if not isinstance(array, torch.Tensor):

@@ -232,12 +232,16 @@ class _Walk:
         for name, parameter in module.named_parameters(remove_duplicate=False):
             names = self._parameters.setdefault(id(parameter), {})
             path = self._claim(self._path_of(prefix, name, parameter), parameter)
-            names[path] = parameter
+            names.update(state_tree.parts_of(path, parameter))
+            if state_tree.compound_of(parameter) is not None:
+                self._cacheable = False  # it may get other parts
+                continue
             holding = holding_of(parameter) or self._declared.get(id(parameter))
             if holding is not None:
                 self._holdings[path] = holding
         for name, buffer in module.named_buffers(remove_duplicate=False):
-            self._buffers[self._claim(f"{prefix}.{own.of(name)}", buffer)] = buffer
+            path = self._claim(f"{prefix}.{own.of(name)}", buffer)
+            self._buffers.update(state_tree.parts_of(path, buffer))
         passing = {f"{prefix}.{name}" for name in own.passing}
         self._passing |= passing & self._buffers.keys()
 
@@ -290,7 +294,8 @@ class _Walk:
         owner = self._owner.setdefault(id(parameter), prefix)
         self._needs[prefix][owner] = None
         if owner == prefix:
-            part.update(self._parameters.pop(id(parameter), {name: parameter}))
+            loose = dict(state_tree.parts_of(name, parameter))
+            part.update(self._parameters.pop(id(parameter), loose))
         return name
 
     def _sort(self, parts: OptimizerParts, values: Any, name: str, place: list[int]) -> None:
@@ -310,7 +315,8 @@ class _Walk:
             return
         self._dicts.append(values)
         for key, value in values.items():
-            if isinstance(value, torch.Tensor) and type(key) is str:
+            is_plain = isinstance(value, torch.Tensor) and state_tree.compound_of(value) is None
+            if is_plain and type(key) is str:
                 part[f"{path}.{key}"] = value
             elif value is not None:
                 self._cacheable = False  # a number is a new object at every step
@@ -355,6 +361,8 @@ def _tensor_keys(values: Any) -> str | None:
     marks = []
     for key, value in values.items():
         if not isinstance(value, torch.Tensor) or type(key) is not str or set(": ") & set(key):
+            return None
+        if state_tree.compound_of(value) is not None:
             return None
         marks.append(key + (":h" if value.device.type == "cpu" else ":d"))
     return " ".join(marks)

@@ -59,10 +59,10 @@ def accumulation(state: LiveState, *, world_size: int) -> Accumulation:
     """That of a job's attached parameters."""
 
     def alive() -> bool:
-        return any(parameter.grad is not None for parameter in state.parameters().values())
+        return any(parameter.grad is not None for parameter in state.whole_parameters().values())
 
     hidden = any(isinstance(each, ZeroView) for each in state.optimizers.values()) or any(
         gathering_units(module) for module in state.models.values()
     )
-    frozen = not any(parameter.requires_grad for parameter in state.parameters().values())
+    frozen = not any(parameter.requires_grad for parameter in state.whole_parameters().values())
     return Accumulation(alive, opaque=hidden or (frozen and world_size > 1))
