@@ -9,6 +9,7 @@ state is refused by name.
 
 import collections
 import copy
+import enum
 import io
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +34,7 @@ _OPAQUE = frozenset(sys.stdlib_module_names) | {"torch", "numpy"}
 """Top-level packages whose objects are tools (locks, loggers, streams), not state."""
 _SIMPLE = (
     type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size,
-    np.generic, np.ndarray, set, frozenset,
+    np.generic, np.ndarray, set, frozenset, enum.Enum,
 )  # fmt: skip
 _MARK = "autockpt:"
 _DEPTH = 24

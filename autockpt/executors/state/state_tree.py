@@ -6,6 +6,7 @@ the set is an error that names its place, found at attach by a dry encoding.
 """
 
 import base64
+import enum
 import math
 import sys
 from collections import Counter, OrderedDict, defaultdict
@@ -61,6 +62,8 @@ def encode(value: Any, path: str, tensors: dict[str, torch.Tensor], depth: int =
     if kind is list or kind is tuple:
         items = [encode(v, f"{path}.{i}", tensors, depth + 1) for i, v in enumerate(value)]
         return items if kind is list else {"$tuple": items}
+    if isinstance(value, enum.Enum):
+        return {"$enum": [_class_name(value, path), _member(value)]}
     scalar = _encode_scalar(value)
     if scalar is not None:
         return scalar
@@ -188,16 +191,16 @@ def _encode_compound(
 ) -> Skeleton:
     """Its class, form and parts, as torch takes it apart for a compiler."""
     names, form = value.__tensor_flatten__()  # type: ignore[attr-defined]
-    kind, in_form = type(value), dict[str, torch.Tensor]()
+    in_form: dict[str, torch.Tensor] = {}
     made = {
-        "class": f"{kind.__module__}:{kind.__qualname__}",
+        "class": _class_name(value, path),
         "parts": {n: encode(getattr(value, n), f"{path}.{n}", tensors, depth + 1) for n in names},
         "form": encode(form, f"{path}.<form>", in_form, depth + 1),
         "shape": list(value.shape),
         "stride": list(value.stride()),
     }
     if in_form:
-        raise ConfigError(f"{path}: a {kind.__qualname__} describes itself with a tensor")
+        raise ConfigError(f"{path}: a {type(value).__qualname__} describes itself with a tensor")
     return {"$compound": made}
 
 
@@ -207,15 +210,45 @@ def _decode_compound(
     """The tensor; its parts by name where this process has not imported its class."""
     parts = {str(name): _decode(part, tensors, place) for name, part in inner["parts"].items()}
     form = _decode(inner["form"], tensors, place)
-    module, _, name = str(inner["class"]).partition(":")
-    kind: Any = sys.modules.get(module)
-    for each in name.split("."):
-        kind = getattr(kind, each, None)
-    known = isinstance(kind, type) and issubclass(kind, torch.Tensor)
-    if not known or not hasattr(kind, "__tensor_unflatten__") or isinstance(tensors, StandIns):
+    kind = _imported(inner["class"], torch.Tensor)
+    if not hasattr(kind, "__tensor_unflatten__") or isinstance(tensors, StandIns):
         return parts
     shape, stride = torch.Size(inner["shape"]), tuple(map(int, inner["stride"]))
     return kind.__tensor_unflatten__(parts, form, shape, stride)  # type: ignore[no-any-return]
+
+
+def _class_name(value: Any, path: str) -> str:
+    """Raises ConfigError for a class that has no place in a module: a restart cannot find it."""
+    kind = type(value)
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    if _imported(name, kind) is not kind:
+        raise ConfigError(
+            f"{path}: the class of a {name.replace(':', '.')} cannot be found by its name; define "
+            "it at the top of a module"
+        )
+    return name
+
+
+def _member(value: enum.Enum) -> Any:
+    """The name of a member, the number of several flags."""
+    return value.name if value.name in type(value).__members__ else value.value
+
+
+def _imported(name: Any, base: type) -> Any:
+    """A class that this process has imported; None: it has not, or it is of another kind."""
+    module, _, path = str(name).partition(":")
+    kind: Any = sys.modules.get(module)
+    for each in path.split("."):
+        kind = getattr(kind, each, None)
+    return kind if isinstance(kind, type) and issubclass(kind, base) else None
+
+
+def _decode_enum(name: Any, member: Any) -> Any:
+    """The member; its name where this process has not imported its class."""
+    kind = _imported(name, enum.Enum)
+    if kind is None:
+        return member
+    return kind[member] if isinstance(member, str) else kind(member)
 
 
 def _encode_array(
@@ -280,8 +313,6 @@ def _encode_scalar(value: Any) -> Skeleton | None:
     if isinstance(value, np.generic) and value.dtype.kind in "biufc":
         raw = base64.b64encode(value.tobytes()).decode()
         return {"$scalar": [value.dtype.str, raw]}
-    if isinstance(value, bool | int | float | str):  # enum members and other subclasses
-        return None
     return None
 
 
@@ -291,6 +322,8 @@ def _decode_mark(key: str, inner: Any, tensors: dict[str, torch.Tensor], place: 
             raise CorruptCheckpointError(f"tensor {inner!r} is named and not in the image")
         tensor = tensors[inner]
         return tensor if key == "$tensor" else place(tensor)
+    if key == "$enum":
+        return _decode_enum(*inner)
     if key == "$compound":
         return _decode_compound(inner, tensors, place)
     if key == "$array":

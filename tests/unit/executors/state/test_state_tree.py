@@ -191,6 +191,32 @@ class Colour(enum.IntEnum):
     RED = 1
 
 
+class Parts(enum.Flag):
+    """Several may be set at once."""
+
+    LEFT = enum.auto()
+    RIGHT = enum.auto()
+
+
+def test_members_of_enums_come_back_where_their_class_is() -> None:
+    """None is imported; without it the name is left.  A class inside a function has no name."""
+    both = Parts.LEFT | Parts.RIGHT
+    value = {"mode": Colour.RED, "parts": [both, Parts.LEFT, Parts(0)], "key": {Colour.RED: 1}}
+    assert there_and_back(value) == value
+    assert type(there_and_back(value)["mode"]) is Colour
+    text = json.dumps(encode(value, "root", {})).replace(f"{__name__}:", "gone:")
+    assert decode(json.loads(text), {}) == {
+        "mode": "RED", "parts": [3, "LEFT", 0], "key": {"RED": 1}
+    }  # fmt: skip
+    text = text.replace("gone:Colour", "builtins:dict")
+    assert decode(json.loads(text), {})["mode"] == "RED"
+    inner = enum.Enum("inner", "A")  # type: ignore[misc]
+    with pytest.raises(ConfigError, match=r"^root\.mode: the class of a \S+inner cannot be found"):
+        encode({"mode": inner.A}, "root", {})
+    with pytest.raises(CorruptCheckpointError, match="malformed"):
+        decode({"$enum": [f"{__name__}:Colour", "GREEN"]}, {})
+
+
 class Text(str):
     """A string that is more than a string."""
 
@@ -204,7 +230,7 @@ Pair = collections.namedtuple("Pair", "one two")
     ("value", "kind"),
     [
         (object(), "builtins.object"), (print, "builtin_function"), (lambda: 0, "function"),
-        (Colour.RED, "Colour"), (Text("x"), "Text"), (Pair(1, 2), "Pair"),
+        (Text("x"), "Text"), (Pair(1, 2), "Pair"),
         (pathlib.PurePosixPath("/x"), "PurePosixPath"), (bytearray(b"x"), "bytearray"),
         (range(3), "range"), ({1.5}, "set"), ({("a", 1)}, "set"), (iter([]), "list_iterator"),
         (np.array([object()]), "ndarray"), (np.array(["a"]), "ndarray"),
