@@ -614,7 +614,15 @@ def note_directory(run_directory: str, node: int) -> None:
 
 
 def _note_of(run_directory: str, node: int) -> str:
-    return os.path.join(os.path.realpath(run_directory), "logs", f"keeper-{_boot()}-{node:03d}.at")
+    return os.path.join(os.path.realpath(run_directory), "logs", f"{_noted()}-{node:03d}.at")
+
+
+def _noted() -> str:
+    """Of this boot and network namespace: containers on one machine may be nodes of one job."""
+    namespace = ""
+    with contextlib.suppress(OSError):
+        namespace = os.readlink("/proc/self/ns/net")
+    return f"keeper-{hashlib.sha256(f'{boot_id()} {namespace}'.encode()).hexdigest()[:8]}"
 
 
 def _noted_directory(run_directory: str, node: int) -> str | None:
@@ -644,7 +652,7 @@ def keeper_directories(run_directory: str) -> dict[int, str]:
                     found[int(node)] = path
     with contextlib.suppress(OSError):
         for name in os.listdir(os.path.dirname(_note_of(run_directory, 0))):
-            node = name.removeprefix(f"keeper-{_boot()}-").removesuffix(".at")
+            node = name.removeprefix(f"{_noted()}-").removesuffix(".at")
             noted = _noted_directory(run_directory, int(node)) if node.isdigit() else None
             if noted is not None:
                 found[int(node)] = noted
