@@ -23,6 +23,10 @@ ENVELOPE = 0.4
 """Waste up to which the form is within 1 % of time of the simulator (a test)."""
 
 
+LARGEST_EXPONENT = 700.0
+"""A larger one overflows a float."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WasteParts:
     """The losses, each as if it were alone; fractions of time that `total` combines."""
@@ -60,6 +64,18 @@ class WasteParts:
 def fraction_lost(checkpoint: float, failure: float) -> float:
     """w of c = `checkpoint`, the fraction of undisturbed time, and f = `failure`, as above."""
     return 1.0 - max(0.0, 1.0 - checkpoint) * math.exp(-failure)
+
+
+def gain(now: WasteParts, then: WasteParts) -> float:
+    """The fraction by which training is faster under `then`; below 0 where it is slower.
+
+    Of the productive time and not of all time.  A job that loses nearly all of it has a waste near
+    1 at any interval.  One interval may still train twice as much as another.
+    """
+    left, promised = 1.0 - now.checkpoint, 1.0 - then.checkpoint
+    if left <= 0.0 or promised <= 0.0:
+        return float(promised > 0.0) - float(left > 0.0)
+    return 1.0 - left / promised * math.exp(min(then.failure - now.failure, LARGEST_EXPONENT))
 
 
 def waste(

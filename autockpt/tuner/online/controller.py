@@ -17,6 +17,7 @@ from typing import Literal
 from autockpt.policies.codec_speeds import CodecAtSpeed
 from autockpt.policies.cost_model.costs import Costs
 from autockpt.policies.cost_model.sensitivity import even_failures
+from autockpt.policies.cost_model.waste import gain
 from autockpt.policies.interval.choose import Intervals
 from autockpt.policies.interval.short_lives import SURE, within_lives
 from autockpt.tuner.online import backoff, rollback_check
@@ -558,10 +559,10 @@ class Controller:
             return False
         if checkfreq or self.goal.objective != "goodput":
             return True
-        settings, gain = self.settings, self.outlook.waste - best.waste.total
+        settings, gained = self.settings, gain(self.outlook.parts, best.waste)
         sigmas = settings.jump_sigmas if self.seen.jumped else settings.gain_sigmas
         noise = sigmas * self.outlook.gain_error(best)
-        return gain >= max(settings.gain_floor, noise) and not self._in_dead_band(best)
+        return gained >= max(settings.gain_floor, noise) and not self._in_dead_band(best)
 
     def _in_dead_band(self, best: Intervals) -> bool:
         """The plan wastes no more than intervals `dead_band` times off the best would."""

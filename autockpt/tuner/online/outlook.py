@@ -7,6 +7,7 @@ from functools import cached_property
 from autockpt.policies.cost_model.costs import Costs
 from autockpt.policies.cost_model.expectation import promise, split_rates
 from autockpt.policies.cost_model.inputs import inputs_of
+from autockpt.policies.cost_model.waste import WasteParts
 from autockpt.policies.interval.choose import Intervals, Rates, choose_intervals, tiers_of
 from autockpt.policies.interval.nesting import Tiers
 from autockpt.tuner.online.observed import KNOWN, Observed
@@ -63,15 +64,20 @@ class Outlook:
         """From one checkpoint to the next, memory and disk, under the plan in force."""
         return self.tiers.periods_s(*self.intervals)
 
+    @cached_property
+    def parts(self) -> WasteParts:
+        """Waste of the plan in force, by cause."""
+        return self.tiers.waste(*self.intervals)
+
     @property
     def waste(self) -> float:
         """Of the plan in force."""
-        return self.tiers.waste(*self.intervals).total
+        return self.parts.total
 
     @property
     def overhead(self) -> float:
         """The part of it that is paid without any failure."""
-        return self.tiers.waste(*self.intervals).checkpoint
+        return self.parts.checkpoint
 
     @property
     def pinned(self) -> bool:

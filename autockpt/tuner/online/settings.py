@@ -10,7 +10,7 @@ class ControllerSettings:
     observe_only_checkpoints: int = 3
     """Real checkpoints before the first proposal."""
     gain_floor: float = 0.001
-    """A change must save this fraction of time,"""
+    """A change must save this fraction of the productive time,"""
     gain_sigmas: float = 3.0
     """and this many standard errors of the gain: the question is asked again and again,"""
     jump_sigmas: float = 1.0

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autockpt.policies.cost_model.gamma import gamma_cdf, gamma_quantile
-from autockpt.policies.cost_model.waste import step_periods_s, waste
+from autockpt.policies.cost_model.waste import gain, step_periods_s, waste
 from autockpt.values.decision_inputs import TierCost
 from autockpt.values.errors import ConfigError
 
@@ -108,3 +108,28 @@ def test_impossible_quantile_is_refused():
     """Probability 0 has no quantile."""
     with pytest.raises(ConfigError, match="quantile"):
         gamma_quantile(0.0, 1.0, 1.0)
+
+
+@given(small, small, st.floats(min_value=20.0, max_value=1e4), st.floats(1e-6, 10.0))
+def test_the_gain_is_what_more_is_trained(stall_s, latency_s, period_s, rate_per_s):
+    """Of the productive time; 0 between equals; told apart also where both lose nearly all."""
+    one = tier(stall_s=stall_s, latency_s=latency_s, failures_per_s=rate_per_s)
+    now, then = (
+        waste(memory=None, disk=one, memory_period_s=every, disk_period_s=every)
+        for every in (2.0 * period_s, period_s)
+    )
+    assert gain(now, now) == 0.0
+    shorter_s = now.lost_disk - then.lost_disk
+    kept = (1.0 - now.checkpoint) / (1.0 - then.checkpoint) * math.exp(-shorter_s)
+    assert gain(now, then) == pytest.approx(1.0 - kept, rel=1e-6, abs=1e-9)
+    if then.total < 0.99:
+        assert gain(now, then) == pytest.approx((now.total - then.total) / then.productive, abs=1e-9)
+
+
+def test_training_that_only_checkpoints_gains_everything_and_nothing():
+    """Checkpoints take all time of one, or of both."""
+    never, some = (
+        waste(memory=None, disk=tier(stall_s=s), memory_period_s=10.0, disk_period_s=10.0)
+        for s in (20.0, 1.0)
+    )
+    assert (gain(never, some), gain(some, never), gain(never, never)) == (1.0, -1.0, 0.0)

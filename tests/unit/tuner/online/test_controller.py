@@ -144,6 +144,16 @@ def test_a_gain_below_a_thousandth_of_time_is_not_taken():
     assert not job.proposals
 
 
+def test_a_job_that_loses_nearly_all_its_time_is_tuned_as_well():
+    """It waits 35 s for each restart and fails every 2 s: its waste is near 1 at any interval."""
+    job = FakeJob(stall_s=0.05, slower=0.0, persist_s=0.5)
+    declared = FailureDeclaration(mtbf_s=2.0, process_share=0.8)
+    tuned = controller(plan(60, 60), goal=Goal(failures=declared), mtbf_s=2.0)
+    job.run(tuned, until_s=0.5 * HOUR)
+    assert [p.kind for p in job.proposals] == ["retune"]
+    assert intervals_of(tuned.plan)[1] <= 10
+
+
 def test_dwell_follows_a_known_run_length():
     """Five percent of a two-hour run is six minutes."""
     settings = ControllerSettings(run_s=2 * HOUR)
