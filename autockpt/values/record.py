@@ -31,8 +31,13 @@ _NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 def to_data(value: Any) -> Any:
     """The plain JSON data (dict, list, str, number, bool, None) of a record."""
-    if type(value) in _PLAIN:
+    kind = type(value)
+    if kind in _PLAIN:
         return value
+    if kind is float:
+        return value if math.isfinite(value) else repr(value)
+    if (names := _NAMES.get(kind)) is not None:
+        return {name: to_data(getattr(value, name)) for name in names}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {name: to_data(getattr(value, name)) for name in _names(type(value))}
     if isinstance(value, Mapping):

@@ -150,6 +150,6 @@ def _one_plus_lambert_w0(x: float) -> float:
         residual = y + math.log1p(-y) + x
         step = residual * (1.0 - y) / y
         y = min(max(y + step, y / 2.0), 1.0 - (1.0 - y) / 2.0)
-        if abs(step) <= 1e-15 * y:
+        if abs(step) <= 1e-15:  # rounding of the residual moves y by that much
             break
     return y

@@ -51,8 +51,11 @@ NOTE_S = 10.0
 """The host's memory is looked at this often,"""
 NOTED_CHANGE = 1.25
 """and noted when it has changed by this factor, or is less than the reserve."""
-REMEMBER_S = 1.0
-"""The controller's observations are written down this often, if there are new ones."""
+REMEMBER_S = (1.0, 30.0)
+"""The controller's observations are written down this often, if there are new ones: at first, and
+at the end of a long life."""
+REMEMBER_PART = 0.25
+"""In between, when so much of this process's life is new in them."""
 
 
 class TunerHost(Protocol):
@@ -110,7 +113,7 @@ class AutoTuner:
         """Steps of the whole run, where the loop says so."""
         self._closed = threading.Event()
         self._recorder = Recorder(self._files.controller)
-        self._remembered_s = time.monotonic()
+        self._began_s = self._remembered_s = time.monotonic()
         self._note_s = 0.0
         self._noted: t.HostMemoryNoted | None = None
         start = job.start or undecided(job.plan, nodes=len(set(job.nodes)))
@@ -239,10 +242,11 @@ class AutoTuner:
         )  # fmt: skip
         self._host.emit(self._noted)
 
-    def _remember(self, *, now: bool = False) -> None:
+    def _remember(self) -> None:
         """For the next process: this one may be killed at any time."""
-        at_s = time.monotonic()
-        if self._new and (now or at_s - self._remembered_s >= REMEMBER_S):
+        at_s, (least_s, most_s) = time.monotonic(), REMEMBER_S
+        wait_s = min(max(least_s, REMEMBER_PART * (at_s - self._began_s)), most_s)
+        if self._new and at_s - self._remembered_s >= wait_s:
             self._remembered_s, self._new = at_s, False
             with contextlib.suppress(OSError):
                 write_memory(self._files, self._controller.memory)

@@ -17,6 +17,9 @@ RECORDING_BYTES = 4 * 2**20
 KEPT = 8
 """Newest recordings that are kept: 32 MiB, however long a run."""
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+"""`json.dumps` would make an encoder for each line."""
+
 
 class Recorder:
     """Where a `RecordedController` writes; every process of a run begins a recording of its own."""
@@ -34,7 +37,7 @@ class Recorder:
         """Writes one line; True when the recording is full, and another was begun."""
         if self._file is None:
             return False
-        text = json.dumps(line, separators=(",", ":")) + "\n"
+        text = _encode(line) + "\n"
         try:
             self._file.write(text)
             if "asked" in line:

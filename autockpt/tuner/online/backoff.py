@@ -24,6 +24,8 @@ def too_dear(memory: Memory, outlook: Outlook, settings: ControllerSettings) -> 
     times, (every, disk) = memory.seen.seals_s, outlook.intervals
     if len(times) < 2 or times[-1] <= times[-2]:
         return False
-    mean_s = outlook.tiers.cost_s(max(1, disk // every) if every else 1)
-    cost_s = mean_s - outlook.costs.stall_s + memory.seen.stall.samples[-1]
+    costs, snapshots = outlook.costs, max(1, disk // every) if every else 1
+    to_disk_s = (costs.blocked_s + costs.persist_slowdown_s) / snapshots
+    to_peers_s = costs.peers.slowdown_s if costs.peers is not None and every else 0.0
+    cost_s = memory.seen.stall.samples[-1] + costs.copy_slowdown_s + to_peers_s + to_disk_s
     return cost_s / (times[-1] - times[-2]) > EXCESS * budget(memory, outlook, settings)

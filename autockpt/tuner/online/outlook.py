@@ -47,7 +47,7 @@ class Outlook:
         """Of one checkpoint; what peers serve counts while the plan has any."""
         costs = self.seen.costs(sync=self.sync)
         shared = self.plan.redundancy.scheme != "none"
-        return costs if shared else replace(costs, peers=None)
+        return costs if shared or costs.peers is None else replace(costs, peers=None)
 
     @cached_property
     def rates(self) -> Rates:

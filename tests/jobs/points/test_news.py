@@ -78,7 +78,9 @@ def test_a_slow_checkpoint_among_many_snapshots_took_as_long_as_it_did(
     held.unlink()
     assert ckpt.wait_durable(PATIENCE_S) > 0
     deadline = time.monotonic() + PATIENCE_S
-    while not (durable := [e for e in told if isinstance(e, CheckpointDurable) and e.step == SAVED]):
+    while not (
+        durable := [e for e in told if isinstance(e, CheckpointDurable) and e.step == SAVED]
+    ):
         assert time.monotonic() < deadline, "the controller was not told"
         time.sleep(0.01)
     assert len(durable) == 1

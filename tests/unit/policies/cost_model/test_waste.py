@@ -123,7 +123,9 @@ def test_the_gain_is_what_more_is_trained(stall_s, latency_s, period_s, rate_per
     kept = (1.0 - now.checkpoint) / (1.0 - then.checkpoint) * math.exp(-shorter_s)
     assert gain(now, then) == pytest.approx(1.0 - kept, rel=1e-6, abs=1e-9)
     if then.total < 0.99:
-        assert gain(now, then) == pytest.approx((now.total - then.total) / then.productive, abs=1e-9)
+        assert gain(now, then) == pytest.approx(
+            (now.total - then.total) / then.productive, abs=1e-9
+        )
 
 
 def test_training_that_only_checkpoints_gains_everything_and_nothing():
