@@ -41,7 +41,9 @@ def warm() -> contextlib.AbstractContextManager[None]:
     return warm_starts(_nursery())
 
 
-def python(*arguments: str, cwd: Path, **extra: str) -> "subprocess.CompletedProcess[str]":
+def python(
+    *arguments: str, cwd: Path, timeout_s: float = 240, **extra: str
+) -> "subprocess.CompletedProcess[str]":
     """Run `python ARGUMENTS` in `cwd`, from a cold start."""
     return subprocess.run(
         [sys.executable, *arguments],
@@ -49,7 +51,7 @@ def python(*arguments: str, cwd: Path, **extra: str) -> "subprocess.CompletedPro
         env=environment(**extra),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=timeout_s,
         check=False,
     )
 

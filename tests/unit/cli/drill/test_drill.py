@@ -146,7 +146,7 @@ def test_every_fault_is_survived_to_the_byte(tmp_path: Path) -> None:
     )  # fmt: skip
     write(tmp_path, "s.py", source)
     argv = ("drill", "--json", "--exact", "--run-dir", "d", "--nproc-per-node", "2", *OPTIONS)
-    done = python("-m", "autockpt", *argv, "s.py", cwd=tmp_path)
+    done = python("-m", "autockpt", *argv, "s.py", cwd=tmp_path, timeout_s=840)
     body = json.loads(done.stdout)
     assert done.returncode == 0, (body, done.stderr)
     assert body["equal"]

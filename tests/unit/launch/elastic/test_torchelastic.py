@@ -20,7 +20,7 @@ from autockpt.values.errors import LostNodesError
 from autockpt.values.exit_codes import EXIT_CODES, NO_PROGRESS
 from autockpt.values.status import RunStatus
 from tests.conftest import end_keeper
-from tests.unit.cli.scripts import ROOT, autockpt, environment, write
+from tests.unit.cli.scripts import ROOT, autockpt, environment, python, write
 
 
 def status_of(directory: Path) -> RunStatus:
@@ -369,8 +369,9 @@ print("sum", float(net.weight.sum()))
 def test_a_protected_run_resumes_and_its_checkpoints_can_be_read(tmp_path: Path) -> None:
     """Killed at step 25, resumed from memory, finished; ls, show, verify, explain; then damage."""
     write(tmp_path, "s.py", TRAINING)
-    argv = ("run", "-v", "--no-profile", "--set", "interval=10 steps", "--run-dir", "r", "s.py")
-    done = autockpt(*argv, cwd=tmp_path)
+    settings = ("--set", "interval=10 steps", "--set", "restart.standby=off")
+    words = ("run", "-v", "--no-profile", *settings, "--run-dir", "r", "s.py")
+    done = python("-m", "autockpt", *words, cwd=tmp_path)  # with all parts of a cold start
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("protected since step 10") == 1
     assert "step 40: checkpoint on disk after" in done.stderr

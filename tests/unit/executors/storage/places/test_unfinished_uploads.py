@@ -154,6 +154,7 @@ def test_requests_are_signed_as_the_library_signs_them(
 def test_a_real_upload_that_was_cut_off_leaves_nothing(s3: None) -> None:
     """By the next start, and by `autockpt gc`; one of a start that may live stays."""
     url, begun = "s3://bucket/cut", []
+    Objects("s3://bucket").write("cut/JOB", b"{}")  # the tier of a run, not copies of one
     for term in (1, 2, 3):
         upload = Objects("s3://bucket").begin(shard(term, "cut"), 64 * 2**20)
         for _ in range(3):
