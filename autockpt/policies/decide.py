@@ -28,6 +28,7 @@ from autockpt.policies.redundancy.network_windows import scheduled
 from autockpt.policies.staging.copy_schedule import choose_schedule, longest_stall_s
 from autockpt.policies.staging.device_clone import CloneChoice, choose_device_clone
 from autockpt.policies.staging.quota import Way, choose_room, storage_matters
+from autockpt.policies.staging.shares import choose_shares
 from autockpt.policies.staging.slots import SlotChoice, choose_slots
 from autockpt.policies.staging.write_path import WriteChoice, choose_path
 from autockpt.values.errors import ConfigError
@@ -49,6 +50,9 @@ def decide(profile: Profile, goal: Goal) -> Decision:
 
     Raises ConfigError where limits and pins cannot hold together, naming the nearest way out.
     """
+    shares = choose_shares(profile, goal)
+    habit = todays_habit(profile, goal)
+    profile = shares.profile
     write, codec = choose_writing(profile, goal)
     clone = choose_device_clone(profile, goal)
     staging, _, schedule = choose_schedule(profile, goal, _base(goal, write, clone), write.measure)
@@ -103,10 +107,9 @@ def decide(profile: Profile, goal: Goal) -> Decision:
         codec.choice,
         room.choice,
         _slot_choice(slots, costs, rates, goal, sync=sync, taken=intervals),
-        *((shared.choice,) if shared.choice is not None else ()),
+        *(choice for choice in (shared.choice, shares.choice) if choice is not None),
         *_declared_choices(costs, rates, goal, slots, sync=sync, taken=intervals),
     )
-    habit = todays_habit(profile, goal)
     return Decision(
         plan=plan,
         choices=choices,
@@ -140,6 +143,7 @@ def _base(goal: Goal, write: WriteChoice, clone: CloneChoice) -> Staging:
         direct_io=write.direct_io,
         in_flight=pins.in_flight or 0,
         device_clone=clone.chosen,
+        shares=pins.shares or "node",
     )
 
 

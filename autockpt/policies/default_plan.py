@@ -38,7 +38,7 @@ def plan_without_profile(goal: Goal) -> CheckpointPlan:
         disk = replace(disk, codec=dict.fromkeys(classes, pins.codec), chain=chain)
     names = (
         *("schedule", "persist", "streaming", "preallocate", "chunk_bytes", "writers"),
-        *("direct_io", "in_flight", "device_clone"),
+        *("direct_io", "in_flight", "device_clone", "shares"),
     )
     chosen = {name: getattr(pins, name) for name in names if getattr(pins, name) is not None}
     if goal.is_in_store:

@@ -109,7 +109,7 @@ def assemble(facts: JobFacts, measured: Measurements) -> Profile:
         failures=facts.failures,
         recovery=derive_recovery(
             facts.recovery,
-            facts.state.total_bytes,
+            facts.state.restored_bytes or facts.state.total_bytes,
             links,
             storage,
             ranks=facts.fingerprint.ranks_per_node,
@@ -169,7 +169,7 @@ def profile_from_run(
         failures=facts.failures,
         recovery=derive_recovery(
             facts.recovery,
-            facts.state.total_bytes,
+            facts.state.restored_bytes or facts.state.total_bytes,
             (),
             storage,
             ranks=facts.fingerprint.ranks_per_node,

@@ -256,7 +256,11 @@ def phases(samples: Sequence[IterationSample]) -> dict[str, Distribution]:
 
 
 def inventory(
-    tensors: Sequence[TensorFacts], *, layout_digest: str, extra_bytes: int = 0
+    tensors: Sequence[TensorFacts],
+    *,
+    layout_digest: str,
+    extra_bytes: int = 0,
+    restored_bytes: int = 0,
 ) -> StateInventory:
     """Bytes by class and by group; `extra_bytes` of JSON are copied at the boundary."""
     lazy = sum(t.bytes for t in tensors if t.lazy)
@@ -270,6 +274,7 @@ def inventory(
         boundary_bytes=total - lazy,
         classes=tuple(_state_class(name, tensors) for name in names),
         elsewhere=_elsewhere(tensors),
+        restored_bytes=restored_bytes,
     )
 
 

@@ -386,6 +386,8 @@ class Saver:
         self._take_back_values()
         metrics = self.metrics
         way = staging.write_way if self._client.window_bytes else self._write_way(step)
+        assert self._rank.snapshotter is not None
+        shares = self._rank.snapshotter.shares
         self._client.send(
             wire.SnapshotBegan(
                 rank=self._job.rank, generation=generation, step=step, slot=slot,
@@ -395,6 +397,7 @@ class Saver:
                 streaming=staging.streaming, codec=codec, class_ranges=ranges,
                 chain=tier.chain, at_s=now,
                 metrics=json.dumps(metrics, sort_keys=True) if metrics else "",
+                across_nodes=shares is not None and shares.across_nodes,
             )
         )  # fmt: skip
 

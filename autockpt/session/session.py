@@ -405,7 +405,7 @@ class Session:
         self._report_started(resumed, began, resumed.apply_s + time.monotonic() - applied)
         self._rank.snapshotter = Snapshotter(
             self._rank.live, self._client.board.view[8 * CELL_COPIED : 8 * CELL_MARK],
-            place=Place(rank=job.rank, nodes=job.nodes) if job.world_size > 1 else None,
+            place=self._rank_place(),
         )  # fmt: skip
         self._rank.snapshotter.compares_replicas = job.goal.restart.replicas in ("mark", "restore")
         self._boundaries.watch()
@@ -421,6 +421,17 @@ class Session:
         is_placed = self._place.is_placed or self._place.has_place()  # else it asks first
         if is_placed and not is_loop_ahead(self, sys._getframe(1), NAMED_LOOPS, in_attach=True):
             self._position.look_for_generators(begins=False)
+
+    def _rank_place(self) -> Place | None:
+        """This rank among the ranks with which it may share; None: it is alone.
+
+        For the whole start: a change of the plan that not all ranks apply at one boundary would
+        leave a hole in the checkpoint.
+        """
+        job = self._job
+        if job.world_size == 1:
+            return None
+        return Place(rank=job.rank, nodes=job.nodes, among=self._rank.plan.staging.shares)
 
     def _leave_out(self) -> None:
         """After a rollback: the data up to the spike is drawn, and not trained on."""

@@ -39,6 +39,8 @@ Copying = Literal["lazy", "blocking", "windows"]
 Persist = Literal["async", "sync"]
 OnOff = Literal["on", "off"]
 WritePath = Literal["host", "direct"]
+SharedAmong = Literal["node", "job"]
+"""The ranks that divide the state which they hold alike: each stores a part."""
 Codec = Literal["none", "planes", "delta", "zstd"]
 ArchiveCodec = Literal["none", "excp", "excp-published", "quantised"]
 Stuck = Literal["warn", "restart"]
@@ -152,6 +154,16 @@ class Pins:
         more=(
             "`auto`: where the clone fits and the copy is not hidden. Without a GPU it changes "
             "nothing"
+        ),
+    )
+    shares: SharedAmong | None = key(
+        "staging.shares",
+        Words(SharedAmong),
+        "what data-parallel ranks hold alike is stored once by each node, or once by the job",
+        more=(
+            "`job` divides snapshot, slots and writes by the nodes that hold it. The memory of one "
+            "node is then no whole checkpoint: nodes send each other shares at a restart. `auto`: "
+            "`node`, and `autockpt explain` shows the bytes of both"
         ),
     )
     path: WritePath | None = key(

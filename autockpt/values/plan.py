@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 
 from autockpt.values.decision_inputs import DecisionInputs
 from autockpt.values.errors import ConfigError
-from autockpt.values.goal import Retention, Retune
+from autockpt.values.goal import Retention, Retune, SharedAmong
 from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy
 
 CHUNK_BYTES = 8 * 2**20
@@ -97,6 +97,9 @@ class Staging:
     device_clone: Literal["auto", "on", "off"] = "auto"
     """Whether a snapshot is cloned in device memory first, and copied to the host from the clone.
     auto: where the clone fits into free device memory; without a device it changes nothing."""
+    shares: SharedAmong = "node"
+    """node: each node stores what data-parallel ranks hold alike.  job: the job stores it once, and
+    the memory of one node is no whole checkpoint.  In force from the next start on."""
 
     def __post_init__(self) -> None:
         _ = self.write_way  # refuses what cannot be written

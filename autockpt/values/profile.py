@@ -137,7 +137,9 @@ class StateInventory:
     """Bytes copied inside the stall."""
     classes: tuple[StateClass, ...]
     elsewhere: tuple[HeldElsewhere, ...] = ()
-    """Empty: no other node is known to hold any of it."""
+    """Empty: no other node is known to hold any of it, or the job stores it once."""
+    restored_bytes: int = 0
+    """Bytes that a restore puts in place for each rank of a node; 0: as many as it saves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

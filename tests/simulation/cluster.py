@@ -125,13 +125,13 @@ class Cluster:
         event = m.ShardPersisted(rank=rank, generation=generation, attempt=attempt, record=record)
         self.tell_node(self.nodes_of[rank], event)
 
-    def save(self, generation: Generation, *, disk: bool = False) -> None:
-        """All ranks save, and with `disk` commit."""
+    def save(self, generation: Generation, *, disk: bool = False, **more: Any) -> None:
+        """All ranks save, and with `disk` commit; `more`: of their seals."""
         ranks = range(len(self.nodes_of))
         for rank in ranks:
             self.request(rank, generation, disk=disk)
         for rank in ranks:
-            self.seal(rank, generation)
+            self.seal(rank, generation, **more)
         if disk:
             for rank in ranks:
                 self.persisted(rank, generation)

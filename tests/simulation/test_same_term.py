@@ -69,6 +69,26 @@ def test_a_restart_goes_on_in_its_term_from_memory() -> None:
     assert again(3) in cluster.coordinator.state.catalogue
 
 
+def test_nodes_that_hold_shares_for_one_another_go_on_without_the_storage() -> None:
+    """All of it is in memory, if not in the memory of one node; its slots are kept."""
+    cluster = Cluster()
+    cluster.start()
+    cluster.save(gen(1, 1), disk=True, across_nodes=True)
+    cluster.save(gen(1, 2), across_nodes=True)
+    cluster.done.clear()
+    end_all(cluster)
+    (asked,) = restarted(cluster)
+    cluster.tell(m.ClaimWithdrawn(incarnation=asked.incarnation))
+    assert not [d for d in cluster.done if isinstance(d, m.WriteDecision | m.ClaimTerm)]
+    assert [o.source.kind for o in cluster.take(m.RestoreShard)] == ["gather"] * 2
+    cluster.verify_all(1, 2)
+    assert [r.generation for r in cluster.take(m.Resume)] == [gen(1, 2)] * 2
+    for rank in range(2):
+        cluster.request(rank, again(3))
+        cluster.request(rank, again(4))
+        assert str(gen(1, 2)) in cluster.held(rank)
+
+
 def test_it_does_so_again_with_an_attempt_of_its_own() -> None:
     """The storage hangs on, and the trainers die once more before they have saved anything."""
     cluster = saved()

@@ -181,6 +181,51 @@ def test_a_copy_with_another_root_than_the_commit_is_not_gathered() -> None:
     assert other not in choice.places
 
 
+def across(*ranks: int) -> tuple[HeldShard, ...]:
+    """Shards of ranks that divide what they hold alike with ranks of other nodes."""
+    return tuple(shard(rank, gen(1, 7), across_nodes=True) for rank in ranks)
+
+
+def test_shares_of_several_nodes_are_gathered_by_the_ranks_that_wrote_them() -> None:
+    """No node has all of its state: every rank takes what it needs from the memory of all."""
+    choice = choose(ask(*across(0, 1), commit(gen(1, 5)), nodes=(0, 1)))
+    assert choice is not None
+    assert choice.generation == gen(1, 7)
+    assert [source.kind for source in choice.sources] == ["gather", "gather"]
+    assert [(place.shard.rank, place.node) for place in choice.places] == [(0, 0), (1, 1)]
+    assert choice.in_memory, "the slots that hold it are kept until there is a newer one"
+
+
+def test_a_lost_node_takes_its_shares_with_it() -> None:
+    """Nobody else has them: what is durable is read, in parts where only a part is lost."""
+    assert chosen(ask(*across(0), nodes=(0, 1))) is None
+    assert chosen(ask(*across(0), commit(gen(1, 5)), nodes=(0, 1))) == gen(1, 5)
+    choice = choose(ask(*across(0), commit(gen(1, 7)), nodes=(0, 1)))
+    assert choice is not None
+    assert [source.kind for source in choice.sources] == ["gather", "gather"]
+    assert [place.shard.rank for place in choice.places] == [0]  # 1 has its file
+    assert not choice.in_memory
+
+
+def test_shares_of_a_lost_node_come_from_its_partner() -> None:
+    """Copies of them are in another node's memory."""
+    (lost,) = across(1)
+    partner = ShardCopy(node=0, shard=replace(lost, copied=True))
+    choice = choose(ask(*across(0), copies=(partner,), nodes=(0, 1)))
+    assert choice is not None
+    assert [(place.shard.rank, place.node) for place in choice.places] == [(0, 0), (1, 0)]
+    assert not choice.in_memory, "the new machine has nothing yet"
+
+
+def test_shares_that_could_not_be_gathered_are_read_from_files() -> None:
+    """A shard of memory alone is no state, so memory is out of the question for all."""
+    struck = frozenset({(0, gen(1, 7), "gather")})
+    choice = choose(ask(*across(0, 1), commit(gen(1, 7)), nodes=(0, 1), struck=struck))
+    assert choice is not None
+    assert [source.kind for source in choice.sources] == ["disk", "disk"]
+    assert chosen(ask(*across(0, 1), nodes=(0, 1), struck=struck)) is None
+
+
 def test_another_layout_is_not_restored_and_an_unknown_one_is() -> None:
     """Layout digests are compared only where both are known."""
     question = ask(shard(0, gen(1, 5), layout_digest="a"), shard(1, gen(1, 5), layout_digest="a"))

@@ -145,8 +145,12 @@ class Trainers(World):
             world_size=len(trainer.nodes),
             root=root,
             health=health,
+            across_nodes=self.across_nodes,
         )
-        sealed = m.ShardSealed(rank=trainer.rank, generation=generation, root=root, health=health)
+        sealed = m.ShardSealed(
+            rank=trainer.rank, generation=generation, root=root, health=health,
+            across_nodes=self.across_nodes,
+        )  # fmt: skip
         self.local(trainer, sealed)
 
     def restore(self, trainer: Trainer, order: m.RestoreShard) -> None:

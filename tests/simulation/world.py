@@ -67,6 +67,8 @@ class World:
         """Chance of a shard file that is stored as a difference to an older one."""
         self.elastic = late.choice((0.0, 0.0, 0.5))
         """Chance of a launch with another number of ranks."""
+        self.across_nodes = count > 1 and Random(f"shares {seed}").random() < 0.25
+        """Ranks of all nodes divide what they hold alike."""
         self.away = Random(f"away {seed}")
         """Dice of a store that does not answer a rank."""
         self.silent = self.away.choice((0.0, 0.1, 0.4))

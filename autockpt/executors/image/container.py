@@ -68,6 +68,8 @@ class ImageIndex:
     codec: str = "none"
     stored: tuple[StoredChunk, ...] = ()
     """The chunks of an encoded shard file, one per chunk; empty for a plain image."""
+    across_nodes: bool = False
+    """Ranks of several nodes divide what they hold alike, so that no node has all of its state."""
     base: Generation | None = None
     """Whose shard of the same rank holds the bases of chunks that have one."""
 

@@ -190,6 +190,8 @@ class SnapshotBegan:
     at_s: float = 0.0
     metrics: str = ""
     """Reported values by name, as the text of a JSON object; "": there are none."""
+    across_nodes: bool = False
+    """Ranks of other nodes store a part of what this rank holds."""
 
     @property
     def ranges(self) -> tuple[tuple[int, ...], ...]:

@@ -64,6 +64,8 @@ class Choice:
     """For gathering: the places of its shards in memory, now or after they are rebuilt."""
     rebuilds: Mapping[int, tuple[ShardSource, ...]] = field(default_factory=dict)
     """For gathering: by node, the shards that it rebuilds from parity first."""
+    at_home: bool = False
+    """Every shard is in the memory of the node where its rank lives."""
 
     @property
     def rebuilt(self) -> tuple[int, ...]:
@@ -73,8 +75,9 @@ class Choice:
 
     @property
     def in_memory(self) -> bool:
-        """Every rank holds it in the memory of its node, or does once it is restored."""
-        return all(source.kind in ("memory", "peer", "parity") for source in self.sources)
+        """Every rank holds its shard in its node's memory, or does once it is restored."""
+        brought = all(source.kind in ("memory", "peer", "parity") for source in self.sources)
+        return brought or self.at_home
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +96,12 @@ class _Memory:
         yield from (copy.shard.health for copy in self.copies.values())
         made_of = {parity.shard.parity for parity in self.parities}
         yield from (m.health for parity in made_of if parity is not None for m in parity.members)
+
+    @property
+    def across_nodes(self) -> bool:
+        """No node has all of its state."""
+        copies = (copy.shard for copy in self.copies.values())
+        return any(shard.across_nodes for shard in (*self.held.values(), *copies))
 
     def step(self) -> int:
         """The same for all of them."""
@@ -187,6 +196,13 @@ def _as_it_was(
     )
     if not _selectable(question, generation, entry, memory.health()):
         return None
+    if memory.across_nodes:
+        world_size = question.world_size
+        found = _pieces(question, generation, world_size)
+        gathered = _gathered(question, entry, world_size, found, memory.parities)
+        if gathered is not None:
+            return gathered
+        memory = _Memory(held={}, copies={}, parities=())  # a shard of it is no state by itself
     sources = tuple(_sources(question, generation, entry, memory, _Rebuilding(question, memory)))
     if len(sources) < question.world_size:
         return None
@@ -334,11 +350,7 @@ def _regrouped(
     """Another number of ranks wrote it: each takes its parts from all shards, wherever they are."""
     if wrote is None or (entry is not None and not entry.reshardable):
         return None
-    found = [
-        copy
-        for copy in (*question.copies, *_at_home(question))
-        if (copy.shard.generation, copy.shard.world_size) == (generation, wrote)
-    ]
+    found = _pieces(question, generation, wrote)
     parities = _parities(question, generation, wrote)
     health = itertools.chain(
         (copy.shard.health for copy in found),
@@ -348,6 +360,15 @@ def _regrouped(
         return None
     gathered = _gathered(question, entry, wrote, found, parities) if found else None
     return gathered or (None if entry is None else _reshard(question, entry))
+
+
+def _pieces(question: Question, generation: Generation, wrote: int) -> list[ShardCopy]:
+    """The shards of a generation of `wrote` ranks in the memory of all nodes."""
+    return [
+        copy
+        for copy in (*question.copies, *_at_home(question))
+        if (copy.shard.generation, copy.shard.world_size) == (generation, wrote)
+    ]
 
 
 def _at_home(question: Question) -> Iterator[ShardCopy]:
@@ -394,7 +415,14 @@ def _gathered(
         generation=some.generation, step=some.step,
         sources=(ShardSource(kind="gather"),) * question.world_size,
         places=tuple(places), rebuilds=rebuilds,
+        at_home=wrote == question.world_size and _is_at_home(question, places),
     )  # fmt: skip
+
+
+def _is_at_home(question: Question, places: Sequence[ShardCopy]) -> bool:
+    """The node of every rank has that rank's own shard."""
+    nodes = question.nodes or (0,) * question.world_size
+    return {(copy.shard.rank, copy.node) for copy in places} >= set(enumerate(nodes))
 
 
 def _agrees(entry: CatalogueEntry | None, rank: int, root: str) -> bool:

@@ -1,10 +1,12 @@
-"""The shards of another number of ranks, from the memory of any node, or from their files.
+"""The shards of a generation from the memory of any node, or from their files.
 
-The keeper brings chunks that other nodes have into memory of this node; here they are checked once
+Another number of ranks wrote them, or ranks of several nodes divided what they hold alike.  The
+keeper brings chunks that other nodes have into memory of this node; here they are checked once
 more while they are copied.  A shard that no memory gives is read from its file, where there is one.
 """
 
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Sequence
@@ -128,27 +130,33 @@ def gathered_shards(
     keeper: Keeper,
     folder: str,
 ) -> tuple[ShardSources, set[str]]:
-    """All shards of one generation, for a rank of another number of them.
+    """All shards of one generation.
 
-    `folder`: of its files, which need not be there.  Beside the shards the kinds of source that
-    were used so far: memory, peer, disk.
+    `folder`: of its files, which need not be there, and are asked for only where no memory has a
+    shard: storage may hang.  Beside the shards the kinds of source that were used so far: memory,
+    peer, disk.  Shares that ranks of other nodes hold for this one are memory, as they were.
     """
     used: set[str] = set()
     count = len(began.layouts)
-    disk: ShardSources | None = None
-    with contextlib.suppress(OSError, CorruptCheckpointError, StorageError):
-        if place_of(folder).exists(os.path.join(folder, "COMMIT")):
-            disk = shards_on_disk(folder, rank, world_size)
+
+    @functools.cache
+    def disk() -> ShardSources | None:
+        with contextlib.suppress(OSError, CorruptCheckpointError, StorageError):
+            if place_of(folder).exists(os.path.join(folder, "COMMIT")):
+                return shards_on_disk(folder, rank, world_size)
+        return None
 
     def open_one(shard: int) -> ChunkSource:
         try:
             source = LentSource(keeper, shard, generation)
         except CorruptCheckpointError:
-            if disk is None:
+            files = disk()
+            if files is None:
                 raise
             used.add("disk")
-            return disk.open(shard)
-        used.add("memory" if shard in began.near else "peer")
+            return files.open(shard)
+        as_it_was = count == world_size and shard != rank
+        used.add("memory" if as_it_was or shard in began.near else "peer")
         return source
 
     shards = ShardSources(

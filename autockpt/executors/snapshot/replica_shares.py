@@ -1,8 +1,11 @@
-"""Replicated state is stored once per node: which part of it this rank takes, and that it is one.
+"""Replicated state is stored once per node, or per job: the part that this rank takes of it.
 
 Ranks of one node share: each needs the slots of the others to go on from memory, and those live and
-die with it.  Two proofs stand behind every snapshot.  Holders name the same tensors, else the parts
-would not fit.  A few elements of each are equal, else these are no replicas (local SGD).
+die with it.  Over the job they share where the plan says so (decision 31): then no node's memory
+has all of its state.
+
+Two proofs stand behind every snapshot.  Holders name the same tensors, else the parts would not
+fit.  A few elements of each are equal, else these are no replicas (local SGD).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +18,7 @@ from autockpt.executors.image.layout.dedup import Item, Range, divide
 from autockpt.executors.sharding.local_shard import LocalShard
 from autockpt.executors.snapshot.device import DeviceRead
 from autockpt.executors.snapshot.optimizer_hooks import CanaryGroup, canary_groups, host_bytes
+from autockpt.values.goal import SharedAmong
 
 Members = tuple[int, ...]
 
@@ -43,15 +47,26 @@ class Place:
     rank: int
     nodes: tuple[int, ...]
     """Node of every rank, [world_size]."""
+    among: SharedAmong = "node"
+    """The ranks that divide what they hold alike."""
 
     def members(self, holders: Iterable[int]) -> Members:
-        """Holders on this rank's node, ascending; () when it is the only one."""
+        """Holders that share with this rank, ascending; () when it is the only one."""
         known = (rank for rank in holders if rank < len(self.nodes))
-        here = tuple(rank for rank in known if self.nodes[rank] == self.nodes[self.rank])
-        return here if len(here) > 1 and self.rank in here else ()
+        alike = tuple(rank for rank in known if self._is_near(rank))
+        return alike if len(alike) > 1 and self.rank in alike else ()
+
+    def _is_near(self, rank: int) -> bool:
+        return self.among == "job" or self.nodes[rank] == self.nodes[self.rank]
+
+    def spans_nodes(self, members: Iterable[int]) -> bool:
+        """Whether these ranks are on more than one node."""
+        return len({self.nodes[rank] for rank in members}) > 1
 
     def further_nodes(self, holders: Iterable[int]) -> tuple[int, ...]:
-        """Other nodes of these ranks: so many further on than this one, counted around."""
+        """Other nodes that store the same: so many further on than this one, counted around."""
+        if self.among == "job":
+            return ()
         count, own = max(self.nodes) + 1, self.nodes[self.rank]
         known = {self.nodes[rank] for rank in holders if rank < len(self.nodes)}
         return tuple(sorted((node - own) % count for node in known - {own}))
@@ -62,7 +77,7 @@ class ReplicaGroup:
     """Tensors that the same ranks hold, here and on other nodes."""
 
     members: Members
-    """On this node."""
+    """The holders that share, of this node or of the job."""
     form: bytes
     """Names, shapes and types, as text."""
     canaries: list[CanaryGroup]
@@ -105,6 +120,8 @@ class Shares:
     ranges: dict[str, Range]
     """By name of every tensor that is shared its range, in elements; (0, 0): others store it."""
     groups: list[ReplicaGroup]
+    across_nodes: bool = False
+    """Ranks of other nodes store some of it, so that this node's ranks alone have not all."""
 
 
 NOTHING = Shares({}, [])
@@ -113,7 +130,7 @@ NOTHING = Shares({}, [])
 def take_shares(
     place: Place | None, tensors: Mapping[str, torch.Tensor], holdings: Mapping[str, LocalShard]
 ) -> Shares:
-    """Divides what is held on several ranks of this node; `tensors`: local parts by name.
+    """Divides what is held on several ranks; `tensors`: local parts by name.
 
     A second name of the same memory goes where the first one goes.
     """
@@ -138,6 +155,7 @@ def take_shares(
         own = members.index(place.rank)
         if len(members) > 1:
             shares.ranges |= {name: divided[own].get(name, (0, 0)) for name in found}
+            shares.across_nodes |= place.spans_nodes(members)
         form = _form(found)
         name = xxhash.xxh3_64(repr(holders).encode() + form).hexdigest()
         canaries = canary_groups(found) if len(members) > 1 else []

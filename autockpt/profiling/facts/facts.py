@@ -18,7 +18,7 @@ from autockpt.profiles.probes import gpu, host
 from autockpt.profiling.facts.failure_domains import job_domains
 from autockpt.profiling.facts.failure_history import failure_history
 from autockpt.profiling.facts.ranks import Ranks
-from autockpt.profiling.measure.movers import tensor_facts
+from autockpt.profiling.measure.movers import restored_bytes, tensor_facts
 from autockpt.run_directory import RunDirectory, utc_now
 from autockpt.values.arguments import without_secrets
 from autockpt.values.errors import AutockptError
@@ -85,6 +85,7 @@ def state_inventory(
         tensor_facts(state, layout, changed or set(), place),
         layout_digest=layout.digest,
         extra_bytes=layout.extra_bytes,
+        restored_bytes=restored_bytes(state, layout, place) if place is not None else 0,
     )
 
 

@@ -4,6 +4,7 @@ import ctypes
 import itertools
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -211,6 +212,21 @@ def _replicas(state: LiveState, place: Place | None) -> dict[str, tuple[int, ...
     if place is None or any(name not in inventory.holdings for name in inventory.lazy):
         return {}
     return {n: place.further_nodes(h.holders) for n, h in inventory.holdings.items()}
+
+
+def restored_bytes(state: LiveState, layout: Layout, place: Place) -> int:
+    """Bytes that a restore puts in place for a rank; ranks of a node divide their common tensors.
+
+    0 where a rank restores what it stores.
+    """
+    if place.among == "node":
+        return 0
+    near, inventory = replace(place, among="node"), state.inventory()
+    own = sum(entry.spec.nbytes for entry in layout.entries if not entry.spec.lazy)
+    for name, tensor in inventory.locals.items():
+        holders = inventory.holdings[name].holders if name in inventory.holdings else ()
+        own += tensor.nbytes // max(1, len(near.members(holders)))
+    return own
 
 
 def proof_tensors(state: LiveState) -> dict[str, torch.Tensor]:

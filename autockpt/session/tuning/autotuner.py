@@ -335,11 +335,11 @@ class AutoTuner:
         layout = self._host.layout
         if layout is None:
             return
+        shares = self._job.plan.staging.shares
+        place = Place(rank=self._job.rank, nodes=tuple(self._job.nodes), among=shares)
         facts = host_facts(
             self._job.run_directory,
-            state=state_inventory(
-                self._state, layout, place=Place(rank=self._job.rank, nodes=tuple(self._job.nodes))
-            ),
+            state=state_inventory(self._state, layout, place=place),
             storage_dir=self._job.checkpoints,
         )
         profile = profile_from_run(self._samples.run_samples(), facts)

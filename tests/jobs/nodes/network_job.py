@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autockpt.values.goal import SharedAmong
 from autockpt.values.redundancy import Redundancy
 from benchmarks.namespaces import INTERFACE, Network
 from tests.conftest import keeper_pids
@@ -42,6 +43,7 @@ class NetworkJob:
         numbered: bool = False,
         environment: Mapping[str, str] | None = None,
         width: int = 32,
+        shares: SharedAmong = "node",
     ) -> None:
         """Nodes from `ranks` on are spare machines.  `numbered`: machines keep their numbers, as
         under `autockpt run`; else they are counted anew at every start."""
@@ -53,6 +55,7 @@ class NetworkJob:
         self._trainer, self._numbered = trainer, numbered
         self.spec = trainings.JobSpec(steps=steps, pace_s=0.005, seed=5, width=width)
         plan = replace(trainings.plan(memory=3, disk=20), redundancy=redundancy)
+        plan = replace(plan, staging=replace(plan.staging, shares=shares))
         self.run_dir = trainings.prepare(folder / "run", plan)
         self.places = list(range(self.count))
         """Node of each rank."""

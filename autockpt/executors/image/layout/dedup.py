@@ -73,18 +73,19 @@ def _cut(items: Sequence[Item], shares: list[dict[str, Range]]) -> list[dict[str
     line = sorted((item for item in items if item.divisible), key=lambda item: item.name)
     total = sum(item.nbytes for item in items)
     loads = [sum(_bytes(items, share)) for share in shares]
-    member = 0
+    member, full = 0, loads[0]
     for item in line:
         start, unit = 0, max(1, CUT_BYTES // item.element_bytes)
         while start < item.elements:
             last = member == len(shares) - 1
-            room = total * (member + 1) // len(shares) - sum(loads[: member + 1])
+            room = total * (member + 1) // len(shares) - full
             fit = -(-room // item.element_bytes // unit) * unit if room > 0 else 0
             stop = item.elements if last else min(item.elements, start + fit)
             if stop > start:
                 shares[member][item.name] = (start, stop)
-                loads[member] += (stop - start) * item.element_bytes
+                full += (stop - start) * item.element_bytes
                 start = stop
-            if start < item.elements or fit == 0:
-                member = min(member + 1, len(shares) - 1)
+            if (start < item.elements or fit == 0) and not last:
+                member += 1
+                full += loads[member]
     return shares

@@ -123,7 +123,8 @@ class SameTerm:
             return f"keepers of nodes {broken} are new, or trainers of the former start live"
         if self.state.struck:
             return "something in memory is bad"
-        if choice is None or any(source.kind != "memory" for source in choice.sources):
+        own = choice is not None and all(source.kind == "memory" for source in choice.sources)
+        if choice is None or not (own or choice.at_home):
             return "not every rank has the newest checkpoint in its memory"
         newest = self.newest_whole()
         if newest is not None and choice.generation < newest:

@@ -125,6 +125,8 @@ class HeldShard:
     """Empty: unknown, matches every layout."""
     bytes: int = 0
     chunk_bytes: int = 0
+    across_nodes: bool = False
+    """Its rank needs shards of other nodes, too."""
     health: Health = "good"
     replicas: tuple[ReplicaProof, ...] = ()
     """Compared when the last rank has sealed; unknown of adopted memory."""
@@ -161,7 +163,8 @@ class ShardSource:
     """memory: a slot of this node.  peer: a slot of `node`, fetched into a replica slot first.
     parity: rebuilt in a replica slot from `pieces`.  disk: its own file, or other files of the
     commit if that is not enough.  Where the world size differs, gather: every shard from a memory
-    that has it (`ShardsPlaced`), or its file; reshard: the files of the commit."""
+    that has it (`ShardsPlaced`), or its file; reshard: the files of the commit.  Ranks whose node
+    has not all of their state gather, too."""
     slot: int | None = None
     """Slot index, for memory."""
     copied: bool = False

@@ -118,6 +118,7 @@ class ShardSealed:
     bytes: int = 0
     chunk_bytes: int = 0
     layout_digest: str = ""
+    across_nodes: bool = False
     health: Health = "good"
     replicas: tuple[ReplicaProof, ...] = ()
     held: bool = True

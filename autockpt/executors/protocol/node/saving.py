@@ -192,6 +192,7 @@ class Saving:
             world_size=len(state.nodes),
             root=event.root,
             layout_digest=event.layout_digest,
+            across_nodes=event.across_nodes,
             bytes=event.bytes,
             chunk_bytes=event.chunk_bytes,
             health=event.health,

@@ -1,10 +1,14 @@
 """Which ranks share, what each takes, and how they find out that they hold different things."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from autockpt.executors.image.layout.dedup import CUT_BYTES, IMBALANCE
 from autockpt.executors.sharding.local_shard import LocalShard, whole_of
 from autockpt.executors.snapshot.replica_shares import Place, Shares, take_shares
 
@@ -45,6 +49,55 @@ def test_members_are_the_holders_on_the_same_node() -> None:
     assert place.members((0, 1, 2)) == ()
     assert place.members((3, 4)) == ()
     assert place.members(()) == ()
+
+
+def test_members_are_all_holders_where_the_job_shares() -> None:
+    """Wherever they are; nothing that this rank stores is stored on another node then."""
+    place = Place(rank=2, nodes=(0, 0, 1, 1, 1), among="job")
+    assert place.members((0, 2, 4)) == (0, 2, 4)
+    assert place.members((2,)) == place.members((0, 1)) == ()
+    assert place.further_nodes((0, 2, 4)) == ()
+    assert replace(place, among="node").further_nodes((0, 2, 4)) == (1,)
+    assert place.spans_nodes((0, 2))
+    assert not place.spans_nodes((2, 3))
+
+
+@given(
+    nodes=st.lists(st.integers(0, 3), min_size=1, max_size=7).map(sorted),
+    sizes=st.lists(st.tuples(st.integers(1, 200_000), st.booleans()), min_size=1, max_size=6),
+)
+def test_a_job_stores_every_element_once_in_equal_parts(
+    nodes: list[int], sizes: list[tuple[int, bool]]
+) -> None:
+    """On any nodes: all ranks hold some tensors, every second rank holds the others (HSDP)."""
+    ranks = tuple(range(len(nodes)))
+    tensors = {f"t{i}": torch.zeros(n) for i, (n, _) in enumerate(sizes)}
+    halves = {f"t{i}" for i, (_, is_half) in enumerate(sizes) if is_half}
+    found, loads = [], {False: dict.fromkeys(ranks, 0), True: dict.fromkeys(ranks, 0)}
+    for rank in ranks:
+        alike = tuple(range(rank % 2, len(ranks), 2))
+        held = {n: whole_of(t, alike if n in halves else ranks) for n, t in tensors.items()}
+        place = Place(rank=rank, nodes=tuple(nodes), among="job")
+        found.append(take_shares(place, tensors, held))
+        for name, tensor in tensors.items():
+            start, stop = found[rank].ranges.get(name, (0, tensor.numel()))
+            loads[name in halves][rank] += tensor[start:stop].nbytes
+    for name, tensor in tensors.items():
+        groups = [ranks[0::2], ranks[1::2]] if name in halves else [ranks]
+        for group in filter(None, groups):
+            ranges = [found[r].ranges.get(name, (0, tensor.numel())) for r in group]
+            ranges = sorted(r for r in ranges if r[0] < r[1])
+            assert [start for start, _ in ranges] == [0, *(stop for _, stop in ranges[:-1])]
+            assert ranges[-1][1] == tensor.numel()
+    for is_half, group in ((False, ranks), (True, ranks[0::2]), (True, ranks[1::2])):
+        if group:
+            mean = sum(loads[is_half][r] for r in group) / len(group)
+            most = max(loads[is_half][r] for r in group)
+            assert most <= max((1 + IMBALANCE) * mean, mean + 2 * CUT_BYTES)
+    several = [r for r in ranks if len({nodes[m] for m in ranks[r % 2 :: 2]}) > 1]
+    for rank in ranks:
+        apart = len(set(nodes)) > 1 and len(halves) < len(tensors)
+        assert found[rank].across_nodes is (apart or (bool(halves) and rank in several))
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])

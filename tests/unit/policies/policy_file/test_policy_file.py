@@ -345,7 +345,7 @@ objective: durability
 memory: {interval: 30 s, slots: 4, enabled: true}
 disk: {path: /data/ckpt, writers: 8, chunk: 16 MiB, direct: false, codec: zstd}
 staging: {schedule: blocking, persist: sync, streaming: false, preallocate: false, path: host,
-          in_flight: 2, device_clone: on}
+          in_flight: 2, device_clone: on, shares: job}
 redundancy: {scheme: rs, copies: 3, placement: ring, set_size: 4, parity: 2, path: host,
              rate: 1.3 GB/s, schedule: windows, floor: 1}
 limits: {stall: 70 ms, host_memory: 64 GiB, overhead: 7 %, lost_time: 1 h 30 min, disk: 2 TB}

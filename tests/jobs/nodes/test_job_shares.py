@@ -1,0 +1,187 @@
+"""Jobs whose nodes divide what they hold alike: stored once, and put together again from anywhere.
+
+Every rank says the digest of its whole state before each step.  A restored state is compared with
+what the former ranks had at that step, and the end with a training that nobody disturbed.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy
+from tests.jobs.nodes.conftest import MakeJob
+from tests.jobs.nodes.network_job import PATIENCE_S, NetworkJob
+from tests.jobs.nodes.regrouped_trainer import build, undisturbed
+from tests.jobs.nodes.test_regrouped import DISK_STEPS, first_state
+
+DDP = "tests.jobs.nodes.regrouped_trainer:run_ddp"
+HSDP = "tests.jobs.nodes.regrouped_trainer:run_hsdp"
+WIDTH = 4096
+STEPS_EACH = 59
+"""Checkpoints in memory after every third step, and after every twentieth on disk: the newest one
+is two steps old, in memory only."""
+
+
+def state_bytes() -> int:
+    """Parameters and both moments."""
+    return 3 * sum(p.nbytes for p in build(WIDTH).parameters())
+
+
+def newest_shards(job: NetworkJob) -> list[Path]:
+    """The files of the newest durable checkpoint, by rank."""
+    folders = sorted(Path(job.run_dir, "checkpoints").glob("ckpt-*"))
+    newest = [f for f in folders if (f / "COMMIT").exists()][-1]
+    return sorted(newest.rglob("shard-*.safetensors"))
+
+
+def stored_bytes(job: NetworkJob) -> list[int]:
+    """By rank the bytes of its shard in the newest durable checkpoint."""
+    return [path.stat().st_size for path in newest_shards(job)]
+
+
+def kill_rank(job: NetworkJob, rank: int) -> None:
+    """SIGKILL of one trainer; the others are ended, as launchers do.  Keepers live on.
+
+    They make the newest checkpoint durable.  Its files are damaged, so that memory alone has it.
+    """
+    newest = job.newest("MemoryCommitted")
+    os.kill(job.pids[rank], signal.SIGKILL)
+    job.lose([])
+    deadline = time.monotonic() + PATIENCE_S
+    while job.newest("CheckpointDurable") < newest:
+        assert time.monotonic() < deadline, job.tale()
+        time.sleep(0.02)
+    for path in newest_shards(job):
+        path.write_bytes(b"damaged")
+
+
+def reach(job: NetworkJob, step: int) -> int:
+    """Waits until all ranks stand at a step, and memory has a newer checkpoint than the disk.
+
+    A loaded machine may skip the very newest.
+    """
+
+    def there() -> bool:
+        said = [{fact["step"] for fact in job.said(rank, "state")} for rank in range(job.count)]
+        return all(step in steps for steps in said)
+
+    job.wait(there, f"step {step}")
+    durable = step // DISK_STEPS * DISK_STEPS
+    job.wait(lambda: job.newest("MemoryCommitted") > durable, "a checkpoint in memory")
+    job.wait(lambda: job.newest("CheckpointDurable") >= durable, "a durable one")
+    return job.newest("MemoryCommitted")
+
+
+def resumed(job: NetworkJob, limit: int) -> tuple[int, list[str]]:
+    """Starts with the state that the former ranks had; the step, and the source of every rank."""
+    had = {fact["step"]: fact["digest"] for fact in job.said(0, "state")}
+    former = job.starts
+    job.start(limit)
+    restored = job.restored()
+    step = int(restored[0]["step"])
+    for rank in range(job.count):
+        assert first_state(job, rank, former) == had[step], job.tale()
+    return step, [event["source"] for event in restored]
+
+
+@pytest.mark.root
+@pytest.mark.timeout(120)
+def test_two_nodes_store_what_both_hold_once_and_resume_from_each_other(new_job: MakeJob) -> None:
+    """The bytes of one node in all; a killed rank costs nothing that was in memory."""
+    job = new_job(2, NO_REDUNDANCY, steps=2 * STEPS_EACH, trainer=DDP, width=WIDTH, shares="job")
+    job.start(STEPS_EACH)
+    promised = reach(job, STEPS_EACH)
+    stored = stored_bytes(job)
+    assert sum(stored) <= 1.05 * state_bytes(), stored
+    assert max(stored) <= 0.55 * state_bytes(), stored
+    kill_rank(job, 1)
+    step, sources = resumed(job, 2 * STEPS_EACH)
+    assert step >= promised, (step, promised, job.tale())
+    assert sources == ["memory", "memory"], job.tale()
+    assert set(job.finish()) == {undisturbed(WIDTH, 2 * STEPS_EACH)}, job.tale()
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_three_nodes_lose_a_rank_a_node_and_all_memory(new_job: MakeJob) -> None:
+    """A rank: from memory.  A node: from the newest durable one.  All: from disk, on two nodes."""
+    steps = [STEPS_EACH * number for number in (1, 2, 3, 4)]
+    job = new_job(3, NO_REDUNDANCY, steps=steps[-1], trainer=DDP, width=WIDTH, shares="job")
+    job.start(steps[0])
+    promised = reach(job, steps[0])
+    stored = stored_bytes(job)
+    assert sum(stored) <= 1.05 * state_bytes(), stored
+    kill_rank(job, 2)
+    step, sources = resumed(job, steps[1])
+    assert step >= promised, (step, promised, job.tale())
+    assert sources == ["memory"] * 3, (step, promised, job.tale())
+
+    reach(job, steps[1])
+    durable = job.newest("CheckpointDurable")
+    job.lose([1])
+    step, sources = resumed(job, steps[2])
+    assert step == durable, (step, durable, sources, job.tale())
+    assert "disk" in sources, (step, durable, sources, job.tale())
+
+    reach(job, steps[2])
+    durable = job.newest("CheckpointDurable")
+    job.lose([0, 1, 2])
+    job.resize([0, 1])
+    step, sources = resumed(job, steps[3])
+    assert step == durable, (step, durable, sources, job.tale())
+    assert sources == ["disk", "disk"], (step, durable, sources, job.tale())
+    assert len(set(job.finish())) == 1, job.tale()
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "redundancy",
+    [Redundancy(scheme="replicas", copies=2), Redundancy(scheme="xor", set_size=3, parity=1)],
+    ids=["copies", "xor"],
+)
+def test_a_lost_node_takes_no_shares_with_it_where_others_protect_them(
+    new_job: MakeJob, redundancy: Redundancy
+) -> None:
+    """The newest protected checkpoint comes back, which is on no disk."""
+    job = new_job(3, redundancy, steps=2 * STEPS_EACH, trainer=DDP, width=WIDTH, shares="job")
+    job.start(STEPS_EACH)
+    reach(job, STEPS_EACH)
+    durable = job.newest("CheckpointDurable")
+    job.wait(lambda: job.newest("GenerationReplicated") > durable, "protection")
+    promised = job.newest("GenerationReplicated")
+    job.lose([1])
+    step, sources = resumed(job, 2 * STEPS_EACH)
+    assert step >= promised, (step, promised, sources, job.tale())
+    assert "disk" not in sources, (step, promised, sources, job.tale())
+    assert len(set(job.finish())) == 1, job.tale()
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_pairs_that_cut_the_state_share_with_the_pairs_that_hold_the_same(
+    new_job: MakeJob,
+) -> None:
+    """HSDP: a rank's part is on one other node; memory, then half as many nodes from disk."""
+    job = new_job(4, NO_REDUNDANCY, steps=3 * STEPS_EACH, trainer=HSDP, width=WIDTH, shares="job")
+    job.start(STEPS_EACH)
+    promised = reach(job, STEPS_EACH)
+    stored = stored_bytes(job)
+    assert sum(stored) <= 1.05 * state_bytes(), stored
+    assert max(stored) <= 0.3 * state_bytes(), stored
+    kill_rank(job, 3)
+    step, sources = resumed(job, 2 * STEPS_EACH)
+    assert step >= promised, (step, promised, job.tale())
+    assert sources == ["memory"] * 4, (step, promised, job.tale())
+    reach(job, 2 * STEPS_EACH)
+    job.lose([0, 1, 2, 3])
+    job.resize([0, 1])
+    step, sources = resumed(job, 3 * STEPS_EACH)
+    assert sources == ["disk", "disk"], (sources, job.tale())
+    assert len(set(job.finish())) == 1, job.tale()
