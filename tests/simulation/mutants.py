@@ -697,7 +697,7 @@ MUTANTS: dict[str, Mutant] = {
     "commit-as-good": Mutant(CommitAsGood, "16", 500),
     "suspect-frees-slots": Mutant(SuspectFreesSlots, "16", 2000),
     "suspect-pushes-out": Mutant(SuspectPushesOut, "16", 1000),
-    "forget-verdict": Mutant(ForgetVerdict, "16", 2000),
+    "forget-verdict": Mutant(ForgetVerdict, "16", 8000),
     "verdict-only-while-running": Mutant(VerdictOnlyWhileRunning, "16", 4000),
     "identity-by-step": Mutant(IdentityByStep, "5", 1000),
     "ignore-lineage": Mutant(IgnoreLineage, "5", 2000),
