@@ -306,9 +306,12 @@ def read_beside_run(find: Callable[[], str], read: Callable[[str], T], *, named:
         if is_store_url(folder):
             return read(folder)
         unfinished = named and lacks_commit(folder)
+        before = _commit_text(folder)
         try:
             return read(folder)
         except (AutockptError, OSError) as error:
+            if left and before and _commit_text(folder) not in (before, b""):
+                continue  # the run has written its shards again
             if unfinished or not lacks_commit(folder):
                 raise
             if named or not left:
@@ -317,6 +320,14 @@ def read_beside_run(find: Callable[[], str], read: Callable[[str], T], *, named:
                     "and `autockpt pin` keeps one"
                 ) from error
     raise AssertionError("the last turn returns or raises")
+
+
+def _commit_text(folder: str) -> bytes:
+    from autockpt.executors.storage.directory import read_small
+
+    with contextlib.suppress(AutockptError, OSError):
+        return read_small(os.path.join(folder, "COMMIT"))
+    return b""
 
 
 def good_generations(directory: str) -> list[str]:

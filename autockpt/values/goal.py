@@ -372,6 +372,13 @@ class Retention:
         more="`auto`: `min loss`",
         default="min loss",
     )
+    weights_only: bool = key(
+        "keep.weights_only",
+        Switch(),
+        "older checkpoints that stay hold weights only: optimizer state and random states go",
+        more="The newest `keep.last`, two at least, and pinned ones stay whole",
+        default=False,
+    )
     reach_s: float | None = key(
         "failures.silent_latency",
         Duration("12 h"),

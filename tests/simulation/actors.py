@@ -42,6 +42,8 @@ class Content:
     corrupt: bool = False
     nan: bool = False
     """Numbers in it are not sound; a seal does not always see it, a scrub does."""
+    weights: bool = False
+    """Its optimizer state was dropped: nothing trains on with it."""
     writer: "Trainer | None" = None
     shard: m.HeldShard | None = None
     sums: dict[int, int] = field(default_factory=dict)

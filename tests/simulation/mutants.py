@@ -32,7 +32,7 @@ from autockpt.executors.protocol.node.restoring import Restoring as NodeRestorin
 from autockpt.executors.protocol.node.saving import Saving as NodeSaving
 from autockpt.executors.protocol.node.slots import Slot, Slots
 from autockpt.executors.protocol.node.state import Key, LocalRank
-from autockpt.executors.protocol.retention import bases_of
+from autockpt.executors.protocol.retention import bases_of, counts, reductions
 from autockpt.executors.protocol.selection import Choice, Question, choose
 from autockpt.values.generation import Generation
 from tests.simulation.actors import Disk, Rules, Runtime
@@ -229,6 +229,40 @@ class SuspectFreesSlots(NodeSaving):
 
     def memory_committed(self, message: m.MemoryCommitted) -> None:
         super().memory_committed(replace(message, health="good"))
+
+
+class DropNearlyAll(CoordinatorSaving):
+    """Only the newest that was read back stays whole."""
+
+    def to_reduce(self) -> tuple[Generation, ...]:
+        if not self.state.retention.weights_only:
+            return ()
+        entries = self.state.catalogue.values()
+        counted = sorted(e.generation for e in entries if counts(e, self.state.chain))
+        return tuple(counted[:-1])
+
+
+class DropUnread(CoordinatorSaving):
+    """Two newer ones are enough, read back or not."""
+
+    def to_reduce(self) -> tuple[Generation, ...]:
+        if not self.state.retention.weights_only:
+            return ()
+        whole = (e.generation for e in self.state.catalogue.values() if not e.weights_only)
+        return tuple(sorted(whole))[:-2]
+
+
+class DropBases(CoordinatorSaving):
+    """Optimizer state goes of what others are stored as differences to."""
+
+    def to_reduce(self) -> tuple[Generation, ...]:
+        state = self.state
+        bare = [replace(e, records=_without(e.records, "base")) for e in state.catalogue.values()]
+        return reductions(bare, state.retention, chain=state.chain)
+
+
+def _without(records: tuple[m.Record, ...], key: str) -> tuple[m.Record, ...]:
+    return tuple({k: v for k, v in record.items() if k != key} for record in records)
 
 
 class SuspectPushesOut(CoordinatorRestoring):
@@ -692,6 +726,9 @@ MUTANTS: dict[str, Mutant] = {
     "retention-counts-all": Mutant(RetentionKeepsTooFew, "10", 1000),
     "retention-counts-unread": Mutant(RetentionCountsUnread, "10", 1000),
     "retention-forgets-bases": Mutant(RetentionForgetsBases, "17", 1000),
+    "drop-nearly-all": Mutant(DropNearlyAll, "23", 200),
+    "drop-unread": Mutant(DropUnread, "23", 200),
+    "drop-bases": Mutant(DropBases, "23", 200),
     "commit-on-lost-base": Mutant(CommitOnLostBase, "17", 4000),
     "restore-suspect": Mutant(RestoreSuspect, "16", 500),
     "commit-as-good": Mutant(CommitAsGood, "16", 500),

@@ -283,6 +283,8 @@ class Oracle:
         if content is None or content.generation != generation:
             self.fail(f"rank resumed {generation} but holds {content}")
         assert content is not None
+        if content.weights:
+            self.fail(f"{generation} was restored without its optimizer state")
         if content.history != self.history[generation]:
             self.fail(f"{generation} was restored with another past")
         if generation in self.marked[term]:
@@ -308,7 +310,10 @@ class Oracle:
         sound = {
             g: commit.entry
             for g, commit in disk.commits.items()
-            if g not in self.nan and not commit.entry.corrupt and self.on(g, limits)
+            if g not in self.nan
+            and not commit.entry.corrupt
+            and self.on(g, limits)
+            and not commit.entry.weights_only
         }
         for generation in sound.keys() & set(doomed):
             above = [g for g, e in sound.items() if g > generation and e.verified]
@@ -316,13 +321,29 @@ class Oracle:
                 self.fail(f"retention lets {generation} go, read back above it are {above}")
         self.durable -= set(doomed)
 
+    def reduced(self, disk: Disk, generation: Generation) -> None:
+        """A commit is about to lose its optimizer state: two newer ones were read back whole."""
+        limits = self.lineage(max(self.decided)) if self.decided else {}
+        newer = [
+            g
+            for g, commit in disk.commits.items()
+            if g > generation and commit.entry.verified and not commit.entry.corrupt
+            and g not in self.nan and self.on(g, limits) and not commit.entry.weights_only
+        ]  # fmt: skip
+        if len(newer) < 2:
+            self.fail(f"{generation} loses its optimizer state, whole above it are {newer}")
+        self.durable.discard(generation)
+
     def deleted(self, disk: Disk, doomed: tuple[Generation, ...], keep: int) -> None:
         """Commits are about to be deleted."""
         limits = self.lineage(max(self.decided)) if self.decided else {}
         sound = [
             g
             for g, commit in disk.commits.items()
-            if commit.synced and g not in self.nan and self.on(g, limits)
+            if commit.synced
+            and g not in self.nan
+            and self.on(g, limits)
+            and not commit.entry.weights_only
         ]
         left = [g for g in sound if g not in doomed]
         if sound and max(sound) in doomed:

@@ -218,6 +218,9 @@ class Storage(Trainers):
             self.oracle.let_go(self.disk, do.generations, self.retention.keep_last)
         keeper.jobs.append(["delete", 0, do])
 
+    def do_DropOptimizerState(self, keeper: Keeper, do: m.DropOptimizerState) -> None:
+        keeper.jobs.append(["drop", 0, do])
+
     def do_TrashGeneration(self, keeper: Keeper, do: m.TrashGeneration) -> None:
         self._trash(do.generation)
 
@@ -358,7 +361,7 @@ class Storage(Trainers):
     def link(self, do: m.WriteCommit) -> Any:
         """COMMIT appears, if its directory is still there."""
         contents = [self.disk.files.get(record["file"]) for record in do.records]
-        if None in self.files_of(do.records):
+        if any(f is None or f.weights for f in self.files_of(do.records)):
             return m.CommitFailed(generation=do.generation, reason="its base is gone")
         if do.generation in self.disk.commits or any(c is None for c in contents):
             return m.CommitFailed(generation=do.generation, reason="directory is gone")
@@ -531,6 +534,44 @@ class Storage(Trainers):
             self.oracle.found_suspect(do.generation)
         health: m.Health = "suspect" if nan else "good"
         return m.GenerationVerified(generation=do.generation, ok=ok, health=health)
+
+    def job_drop(self, keeper: Keeper, job: list[Any]) -> Any:
+        """New files, the COMMIT that names them, and then the old files go."""
+        do: m.DropOptimizerState = job[2]
+        commit = self.disk.commits.get(do.generation)
+        if job[1] == 0:
+            old = () if commit is None else commit.entry.records
+            job += [old, [self.disk.files.get(record["file"]) for record in old]]
+            failed = not self.peace and self.rng.random() < self.flaky
+            if failed or not old or None in self.files_of(old) or old[0].get("weights_only"):
+                return m.OptimizerStateDropped(generation=do.generation, reason="no space")
+            return None
+        old, files = job[3], job[4]
+        new = tuple({"file": f"{r['file']}-w", "root": "", "weights_only": True} for r in old)
+        if job[1] == 1:
+            for record, content in zip(new, files, strict=True):
+                self.disk.files[record["file"]] = replace(content, weights=True)
+        elif job[1] == 2:
+            there = all(record["file"] in self.disk.files for record in new)
+            fenced = self.disk.claim != do.term
+            if fenced or not there or commit is None or commit.entry.records != old:
+                for record in new:
+                    self.disk.files.pop(record["file"], None)
+                return m.OptimizerStateDropped(generation=do.generation, reason="replaced")
+            self._replace_commit(commit, new)
+        else:
+            for record in old:
+                self.disk.files.pop(record["file"], None)
+            return m.OptimizerStateDropped(generation=do.generation, records=new)
+        return None
+
+    def _replace_commit(self, commit: Commit, records: tuple[m.Record, ...]) -> None:
+        self.oracle.reduced(self.disk, commit.entry.generation)
+        commit.entry = replace(commit.entry, records=records, layout_digests=(), reshardable=False)
+        for generation in self.oracle.durable & set(self.disk.commits):
+            files = self.files_of(self.disk.commits[generation].entry.records)
+            if any(f is None or f.weights for f in files):
+                self.oracle.fail(f"weights only take what {generation} is a difference to")
 
     def job_delete(self, keeper: Keeper, job: list[Any]) -> Any:
         do: m.DeleteGenerations = job[2]

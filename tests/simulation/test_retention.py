@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from autockpt.executors.protocol import retention as rules
 from autockpt.executors.protocol.messages import CatalogueEntry, TermParent
-from autockpt.executors.protocol.retention import counts, deletions, metrics_of, unpinned
+from autockpt.executors.protocol.retention import (
+    counts,
+    deletions,
+    metrics_of,
+    reductions,
+    unpinned,
+)
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Retention
 
@@ -330,6 +336,73 @@ def test_keeping_behind_errors_takes_few_checkpoints() -> None:
     assert max(2999 - e.generation.step for e in kept) <= 1250
 
 
+def reduced(entries: list[CatalogueEntry], keep_last: int, **more: object) -> list[str]:
+    """Return 'term-step' of each whose optimizer state goes."""
+    retention = Retention(keep_last=keep_last, weights_only=True, **more)  # type: ignore[arg-type]
+    return [f"{g.term}-{g.step}" for g in rules.reductions(entries, retention, chain=CHAIN)]
+
+
+WEIGHTS = ({"weights_only": True},)
+
+
+def test_the_newest_two_stay_whole_with_any_policy() -> None:
+    """`keep_last` more of them, if it is more."""
+    entries = [entry(1, step) for step in range(1, 6)]
+    assert reduced(entries, 1) == reduced(entries, 2) == ["1-1", "1-2", "1-3"]
+    assert reduced(entries, 4) == ["1-1"]
+    assert reduced(entries, 9) == []
+    assert reductions(entries, Retention(keep_last=1), chain=CHAIN) == ()
+
+
+def test_only_what_a_restart_could_use_makes_older_ones_weights() -> None:
+    """Two good ones, read back, on the lineage, and whole themselves."""
+    old, newest = [entry(1, 1), entry(1, 2)], entry(1, 5)
+    doubtful = (
+        {"verified": False}, {"health": "suspect"}, {"corrupt": True}, {"quarantined": True},
+        {"records": WEIGHTS},
+    )  # fmt: skip
+    for marks in doubtful:
+        assert reduced([*old, entry(1, 4, **marks), newest], 1) == ["1-1"], marks
+    assert reduced([*old, entry(1, 9), newest], 1) == ["1-1"]  # left behind by term 2
+
+
+def test_pinned_ones_bases_and_those_behind_an_error_stay_whole() -> None:
+    """A person, a difference or a rollback may need all of their state."""
+    entries = [entry(1, step) for step in range(1, 6)]
+    pinned = [replace(entries[0], pinned="paper"), *entries[1:]]
+    assert reduced(pinned, 2) == ["1-2", "1-3"]
+    based = [*entries[:3], replace(entries[3], records=({"base": entries[1].generation.name},))]
+    assert reduced([*based, entries[4]], 2) == ["1-1", "1-3"]
+    assert reduced(entries, 2, reach_s=1.0) == ["1-1"]
+
+
+def test_a_chain_of_differences_loses_its_newest_first() -> None:
+    """Each is a base until the next one stands alone."""
+    names = [entry(1, step).generation.name for step in range(5)]
+    chain = [entry(1, s, records=({"base": names[s - 1]},)) for s in range(2, 5)]
+    entries = [entry(1, 1), *chain, entry(2, 6), entry(2, 7)]
+    assert reduced(entries, 2) == ["1-4"]
+    entries[3] = entry(1, 4, records=WEIGHTS)
+    assert reduced(entries, 2) == ["1-3"]
+
+
+def test_weights_push_nothing_out_and_stay_for_their_own_reasons() -> None:
+    """The best and those by distance are there for evaluation; a restart needs others."""
+    weights = {"records": WEIGHTS}
+    entries = [entry(1, 1), entry(1, 3, **weights), entry(1, 4, **weights), entry(1, 5)]
+    assert gone(entries, 2) == []
+    entries.append(entry(2, 6))
+    assert gone(entries, 2) == ["1-1", "1-3", "1-4"]
+    assert gone(entries, 2, keep_every_steps=2) == ["1-4"]
+    valued = ({"weights_only": True, "metrics": {"loss": 0.1}},)
+    entries[2] = entry(1, 4, records=valued)
+    assert gone(entries, 2, keep_best=1) == ["1-1", "1-3"]
+
+
+def _count_weights(entry: CatalogueEntry, chain: tuple[TermParent, ...]) -> bool:
+    return entry.verified and rules.is_sound(entry, chain)
+
+
 def _without_pins(entries: list[CatalogueEntry], retention: Retention, **more: object) -> object:
     """Nobody looks at the marks of persons in the catalogue."""
     return rules.deletions([replace(e, pinned="") for e in entries], retention, **more)  # type: ignore[arg-type]
@@ -341,7 +414,7 @@ def _without_quarantine(
     return rules.deletions([replace(e, quarantined=False) for e in entries], retention, **more)  # type: ignore[arg-type]
 
 
-REMOVED: dict[str, tuple[str, Callable[..., object], Callable[[], None]]] = {
+REMOVED: dict[str, tuple[str, Callable[..., object] | int, Callable[[], None]]] = {
     "read back": ("counts", rules.is_sound, test_what_was_not_read_back_pushes_nothing_out),
     "sound": (
         "is_sound",
@@ -375,6 +448,12 @@ REMOVED: dict[str, tuple[str, Callable[..., object], Callable[[], None]]] = {
         lambda catalogue, doomed: tuple(doomed),
         test_pinned_ones_stay_with_their_bases,
     ),
+    "weights do not count": (
+        "counts",
+        _count_weights,
+        test_weights_push_nothing_out_and_stay_for_their_own_reasons,
+    ),
+    "two stay whole": ("WHOLE", 1, test_the_newest_two_stay_whole_with_any_policy),
     "set aside": ("deletions", _without_quarantine, test_quarantined_and_pinned_ones_stay),
 }
 """By the rule that is taken away: its function, the one in its place, the example that notices."""

@@ -54,6 +54,9 @@ def commit(generation: Generation, world: int = 2, **more: object) -> CatalogueE
 ONE_TERM = (TermParent(term=1, parent=None),)
 
 
+WEIGHTS = tuple({"file": f"w-{r}", "root": f"w:{r}", "weights_only": True} for r in range(2))
+
+
 def ask(*held: object, chain: tuple[TermParent, ...] = ONE_TERM, **more: object) -> Question:
     """A question about two ranks from shards and commits."""
     question = Question(
@@ -316,3 +319,19 @@ def test_the_choice_is_recoverable_eligible_and_the_greatest(
     if choice is not None:
         for rank, source in enumerate(choice.sources):
             assert source.kind == ("memory" if (rank, choice.generation) in held else "disk")
+
+
+def test_a_commit_of_weights_is_never_resumed_from() -> None:
+    """Neither as the newest one, nor asked for by name, nor by another number of ranks."""
+    old, newer = gen(1, 1), gen(1, 2)
+    weights = commit(newer, records=WEIGHTS)
+    assert chosen(ask(commit(old), weights)) == old
+    assert choose(replace(ask(weights), resume_from=newer)) is None
+    assert choose(replace(ask(weights), world_size=1, nodes=(0,))) is None
+
+
+def test_memory_may_still_have_all_of_a_commit_of_weights() -> None:
+    """Its slots hold other bytes than the files do, and roots are not compared."""
+    generation = gen(1, 2)
+    held = [shard(rank, generation) for rank in range(2)]
+    assert chosen(ask(*held, commit(generation, records=WEIGHTS))) == generation

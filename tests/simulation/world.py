@@ -7,6 +7,7 @@ because the bugs live between them.
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any, ClassVar
 
@@ -81,6 +82,10 @@ class World:
         self.shapes: dict[int, tuple[int, ...]] = {}
         """Node of every rank, by term."""
         self.retention = retention(rng)
+        dropping = Random(f"dropping {seed}")
+        if dropping.random() < 0.3:
+            every = dropping.choice((1, 2))
+            self.retention = replace(self.retention, keep_every_steps=every, weights_only=True)
         self.disk = Disk()
         self.oracle = Oracle()
         self.trainers: list[Trainer] = []

@@ -97,7 +97,8 @@ def _list_runs(console: Console, path: str, runs: "list[RunDirectory]") -> None:
 
 
 def _notes(record: "GenerationRecord") -> list[str]:
-    """Pin, reported values and remarks."""
+    """Pin, dropped state, reported values and remarks."""
     pin = [f"pinned as {record.pinned}"] if record.pinned else []
     values = [f"{name} {value:.6g}" for name, value in record.metrics.items()]
-    return [*pin, *values, *([record.detail] if record.detail else [])]
+    weights = ["weights only"] if record.weights_only else []
+    return [*pin, *weights, *values, *([record.detail] if record.detail else [])]

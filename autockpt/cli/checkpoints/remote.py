@@ -421,9 +421,12 @@ def ls(console: Console, url: str) -> None:
 
 
 def _notes(commit: "CommitFile", *, offered: bool) -> Iterator[str]:
+    from autockpt.executors.protocol.messages import holds_weights_only
     from autockpt.executors.storage.directory import lossy_mark
 
-    if not offered:
+    if holds_weights_only(commit.records):
+        yield "weights only"
+    elif not offered:
         yield "left behind by an older one"
     if lossy := lossy_mark(commit.records):
         yield f"LOSSY: {lossy}"

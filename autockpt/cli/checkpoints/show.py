@@ -29,6 +29,7 @@ autockpt show s3://bucket/run-7
 @common
 def show(console: Console, path: str, generation: str | None, tensors: bool) -> None:
     """Show what a checkpoint holds: step, lineage, shards and, with --tensors, every tensor."""
+    from autockpt.executors.protocol.messages import holds_weights_only
     from autockpt.executors.storage.directory import lossy_mark
     from autockpt.integrations.places import (
         choose,
@@ -57,6 +58,7 @@ def show(console: Console, path: str, generation: str | None, tensors: bool) -> 
         "ranks": commit.world_size,
         "health": commit.health,
         "lossy": lossy_mark(commit.records) or "no",
+        "holds": "weights only" if holds_weights_only(commit.records) else "the whole state",
         "run": commit.run_id,
         "directory": folder,
     }

@@ -192,12 +192,24 @@ def beside_a_live_job(request: Request, console: Console) -> Request | None:
     return None if elsewhere.run_dir == request.run_dir else elsewhere
 
 
+def _require_whole(directory: str, name: str) -> None:
+    """Raises ConfigError for a checkpoint that holds weights only."""
+    from autockpt.executors.protocol.selection import weights_only_refusal
+    from autockpt.executors.storage.catalogue import list_generations
+
+    is_there = is_store_url(directory) or os.path.isdir(directory)
+    records = list_generations(directory) if is_there else []
+    if any(record.weights_only and record.name == name for record in records):
+        raise ConfigError(weights_only_refusal(f"--resume-from {name}"))
+
+
 def check_directory(request: Request, goal: Goal) -> None:
     """Raises ConfigError where resuming, or not resuming, cannot be what is wanted."""
     run = RunDirectory(request.run_dir or default_path(request.script.target))
     info = run.read_info()
     committed = _committed(run.checkpoints(goal))
     if request.resume_from is not None and request.resume_from not in committed:
+        _require_whole(run.checkpoints(goal), request.resume_from)
         known = ", ".join(committed[-3:]) or "none"
         raise ConfigError(
             f"--resume-from {request.resume_from}: no such committed checkpoint in "

@@ -608,6 +608,7 @@ class Keeper:
                 | p.TrashGeneration()
                 | p.VerifyGeneration()
                 | p.DeleteGenerations()
+                | p.DropOptimizerState()
                 | p.MarkEverCommitted()
             ):
                 self._disk.execute(instruction)

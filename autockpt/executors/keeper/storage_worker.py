@@ -10,9 +10,15 @@ from collections.abc import Callable
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.protocol.retention import unpinned, with_bases
 from autockpt.executors.storage.catalogue import VerifyResult, verify_generation
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory import CheckpointDirectory, CommitFile
 from autockpt.executors.storage.file_reuse import is_tight
-from autockpt.executors.storage.guard import check_deletions
+from autockpt.executors.storage.guard import check_deletions, check_reduction
+from autockpt.executors.storage.rewriting.commits import (
+    forget_rewritten,
+    remove_replaced,
+    replace_commit,
+)
+from autockpt.executors.storage.rewriting.weights_only import write_weights
 from autockpt.executors.throttle.rate_limit import RateLimiter
 from autockpt.values.errors import AutockptError, GuardError, StorageError
 from autockpt.values.generation import Generation
@@ -105,6 +111,7 @@ class DiskWorker:
         self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
         self._pulses: queue.Queue[Callable[[], None]] = queue.Queue()
         self._scrubs: queue.SimpleQueue[Generation] = queue.SimpleQueue()
+        self._rewrites: queue.Queue[Callable[[], None]] = queue.Queue()
         self._claims = _Claims()
         self._asked = False
         """This keeper is the one that reads back."""
@@ -114,6 +121,9 @@ class DiskWorker:
             target=_drain, args=(self._jobs, self._tell), name="autockpt-disk", daemon=True
         ).start()
         threading.Thread(target=self._scrub, name="autockpt-scrub", daemon=True).start()
+        threading.Thread(
+            target=_drain, args=(self._rewrites, self._tell), name="autockpt-weights", daemon=True
+        ).start()
         threading.Thread(
             target=_drain, args=(self._pulses, self._tell), name="autockpt-heartbeat", daemon=True
         ).start()
@@ -133,6 +143,9 @@ class DiskWorker:
             self._scrubs.put(instruction.generation)
             if self._scrubs.qsize() >= SCRUB_WAITING:
                 self.scrub_gate.bytes_per_s = SCRUB_HURRIED_BYTES_PER_S
+            return
+        if isinstance(instruction, p.DropOptimizerState):
+            self._rewrites.put(lambda: self._drop_optimizer_state(instruction))
             return
         if isinstance(instruction, p.ClaimTerm):
             number = self._claims.order()
@@ -223,6 +236,7 @@ class DiskWorker:
             )
             # Behind the answer, for which a restart waits.
             self._jobs.put(lambda: self._directory.trash_unfinished(order.term))
+            self._jobs.put(lambda: remove_replaced(self._directory))
         except (AutockptError, OSError) as error:
             event = p.DecisionFailed(
                 term=order.term,
@@ -273,6 +287,30 @@ class DiskWorker:
                     self._deleted(generation, steps[generation], freed)
         except (AutockptError, OSError) as error:
             self._tell(error)
+
+    def _drop_optimizer_state(self, order: p.DropOptimizerState) -> None:
+        """Write the new shards beside everything else; the COMMIT in turn with other commits."""
+        path, generation = self._directory.path, order.generation
+        try:
+            commit, records = write_weights(path, generation, RateLimiter(SCRUB_BYTES_PER_S))
+        except (AutockptError, OSError) as error:
+            self._tell(p.OptimizerStateDropped(generation=generation, reason=str(error)))
+        else:
+            self._jobs.put(lambda: self._replace_commit(order, commit, records))
+
+    def _replace_commit(
+        self, order: p.DropOptimizerState, commit: CommitFile, records: tuple[p.Record, ...]
+    ) -> None:
+        generation = order.generation
+        try:
+            if commit.records != records:
+                check_reduction(self._directory.catalogue(self._run_id), generation)
+                replace_commit(self._directory, commit, records, term=order.term)
+        except (AutockptError, OSError) as error:
+            forget_rewritten(self._directory, commit, records)
+            self._tell(p.OptimizerStateDropped(generation=generation, reason=str(error)))
+        else:
+            self._tell(p.OptimizerStateDropped(generation=generation, records=records))
 
     def _mark_ever(self, _: p.MarkEverCommitted) -> None:
         self._directory.mark_ever_committed()

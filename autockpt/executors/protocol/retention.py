@@ -7,7 +7,10 @@ expire the last good one.  Behind an error that is noticed late one more is kept
 the best by a metric, one per distance, and each that a person has pinned.  Of the unread ones the
 best stay as well.
 
-Source: docs/internals/protocol.md, rule 10.
+With `weights_only`, older checkpoints that stay lose their optimizer state.  Then they count no
+more, for nothing can be resumed from them.
+
+Source: docs/internals/protocol.md, rules 10 and 23.
 """
 
 import contextlib
@@ -22,6 +25,8 @@ from autockpt.values.goal import Retention
 
 CONFIRMED_BY = 3
 """Newest checkpoints that agree on the time: one of them may be of a wrong clock."""
+WHOLE = 2
+"""Newest counted checkpoints that stay whole with any policy."""
 SUCCESSORS = 4
 """Steps between now and `reach_s` ago at which a generation is kept for later."""
 
@@ -39,8 +44,9 @@ def deletions(
     """
     entries = sorted(catalogue, key=lambda entry: entry.generation)
     counted = [entry for entry in entries if counts(entry, chain)]
-    kept = _kept_by_distance(counted, retention) | _kept_behind(counted, retention) | pinned
-    kept |= best(counted, retention)
+    read_back = [entry for entry in entries if entry.verified and is_sound(entry, chain)]
+    kept = _kept_by_distance(read_back, retention) | _kept_behind(counted, retention) | pinned
+    kept |= best(read_back, retention)
     kept |= best((e for e in entries if not e.verified and is_sound(e, chain)), retention)
     kept |= {entry.generation for entry in entries if entry.quarantined or entry.pinned}
     needed = max(1, retention.keep_last)
@@ -50,6 +56,29 @@ def deletions(
     staying = kept | {e.generation for e in entries if e.generation >= oldest_of_last}
     staying = with_bases(staying, entries)
     return tuple(entry.generation for entry in entries if entry.generation not in staying)
+
+
+def reductions(
+    catalogue: Iterable[CatalogueEntry],
+    retention: Retention,
+    *,
+    chain: tuple[TermParent, ...],
+    pinned: frozenset[Generation] = frozenset(),
+) -> tuple[Generation, ...]:
+    """Generations whose optimizer state goes, oldest first.  Done twice, nothing more goes.
+
+    The newest stay whole, and so do those from before an error that is noticed late, pinned ones,
+    and bases.
+    """
+    if not retention.weights_only:
+        return ()
+    entries = sorted(catalogue, key=lambda entry: entry.generation)
+    counted = [entry for entry in entries if counts(entry, chain)]
+    older = {e.generation for e in counted[: -max(WHOLE, retention.keep_last)] if not e.pinned}
+    older -= _kept_behind(counted, retention)
+    # Of a chain of differences the newest goes first, and then the next.
+    older -= pinned.union(*(bases_of(entry.records) for entry in entries))
+    return tuple(sorted(older))
 
 
 def unpinned(
@@ -111,11 +140,11 @@ def with_bases(
 
 def counts(entry: CatalogueEntry, chain: tuple[TermParent, ...]) -> bool:
     """True if this commit may push older ones out."""
-    return entry.verified and is_sound(entry, chain)
+    return entry.verified and is_sound(entry, chain) and not entry.weights_only
 
 
 def is_sound(entry: CatalogueEntry, chain: tuple[TermParent, ...]) -> bool:
-    """Nothing is known against it, and a restart on the lineage could use it."""
+    """Nothing is known against it, and it is on the lineage."""
     sound = not entry.corrupt and not entry.quarantined
     return sound and entry.health == "good" and on_lineage(entry.generation, chain)
 

@@ -159,6 +159,15 @@ def on_lineage(generation: Generation, chain: tuple[TermParent, ...]) -> bool:
     return False
 
 
+def weights_only_refusal(generation: str) -> str:
+    """Why a generation without optimizer state is not resumed from."""
+    return (
+        f"{generation}: holds weights only, for keep.weights_only has dropped its optimizer state. "
+        "Nothing can be resumed from it. Resume from a newer checkpoint, or begin another run with "
+        'its weights: attach(load={"model": CHECKPOINT})'
+    )
+
+
 def choose(question: Question) -> Choice | None:
     """The greatest eligible generation whose every shard is recoverable; None if there is none."""
     for generation in sorted(_candidates(question), reverse=True):
@@ -338,8 +347,8 @@ def _disk_record(question: Question, entry: CatalogueEntry | None, rank: int) ->
 
 
 def _complete(entry: CatalogueEntry | None) -> bool:
-    """The commit lists one file per rank, as its world size says."""
-    if entry is None or len(entry.records) != entry.world_size:
+    """The commit lists one file per rank, as its world size says, and each holds all state."""
+    if entry is None or entry.weights_only or len(entry.records) != entry.world_size:
         return False
     return len(entry.layout_digests) in (0, entry.world_size)
 

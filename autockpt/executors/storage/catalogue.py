@@ -13,6 +13,7 @@ from autockpt.executors.image.codecs import codec as codec_of
 from autockpt.executors.image.container import MAX_INDEX_BYTES, ImageIndex, chunk_digest, read_index
 from autockpt.executors.image.nan_check import NanScan
 from autockpt.executors.linux.memory import Arena, page_align
+from autockpt.executors.protocol.messages import holds_weights_only
 from autockpt.executors.protocol.retention import metrics_of
 from autockpt.executors.storage.directory import (
     CommitFile,
@@ -59,6 +60,8 @@ class GenerationRecord:
     """The name under which a person keeps it; "": it has none."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Values that the script reported for it, by name."""
+    weights_only: bool = False
+    """Its optimizer state was dropped: it can be evaluated and not resumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +110,11 @@ def committed_names(directory: str) -> list[str]:
     if not place_of(directory).is_store and not os.path.isdir(directory):
         return []
     records = list_generations(directory)
-    return [record.name for record in records if record.state in ("committed", "verified")]
+    return [
+        record.name
+        for record in records
+        if record.state in ("committed", "verified") and not record.weights_only
+    ]
 
 
 def require_found(run: str, kept: str, wanted: str) -> None:
@@ -152,6 +159,7 @@ def _record(directory: str, name: str) -> GenerationRecord:
         detail=f"LOSSY: {lost}" if (lost := lossy_mark(commit.records)) else "",
         pinned=_pin_of(folder),
         metrics=metrics_of(commit.records),
+        weights_only=holds_weights_only(commit.records),
     )
 
 
@@ -404,6 +412,8 @@ def verify_generation(
             reading.shard(rank, source)
     if lacks_commit(folder):
         return _gone(name)
+    if reading.problems and is_replaced(folder, commit):
+        return verify_generation(directory, name, gate=gate, expect=expect)
     return VerifyResult(
         name=name, ok=not reading.problems, bytes=reading.bytes, shards=len(commit.records),
         problems=tuple(reading.problems), damaged=reading.damaged, sick=reading.sick,
@@ -414,6 +424,13 @@ def lacks_commit(folder: str) -> bool:
     """Whether there is no COMMIT: it goes first, and shards are written over before they go."""
     with contextlib.suppress(OSError):  # storage that does not answer says nothing
         return not place_of(folder).exists(os.path.join(folder, "COMMIT"))
+    return False
+
+
+def is_replaced(folder: str, commit: CommitFile) -> bool:
+    """Whether the run has written the shards again since, and files of `commit` may be gone."""
+    with contextlib.suppress(AutockptError, OSError):
+        return read_commit(os.path.join(folder, "COMMIT")) != commit
     return False
 
 

@@ -25,8 +25,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from autockpt.executors.protocol.messages import CatalogueEntry, Health, Record, TermParent
-from autockpt.executors.storage.claim_renewal import is_mounted
+from autockpt.executors.linux.mounts import is_mounted
+from autockpt.executors.protocol.messages import (
+    CatalogueEntry,
+    Health,
+    Record,
+    TermParent,
+    holds_weights_only,
+)
 from autockpt.executors.storage.claims import TermFile, is_alive, is_visible, own_claim, start_of
 from autockpt.executors.storage.file_reuse import ReusableFiles
 from autockpt.executors.storage.lineage import decision_text, read_decision
@@ -51,7 +57,7 @@ FORMAT = 2
 _T = TypeVar("_T")
 _TERM = re.compile(r"t-\d{6}")
 _OURS = re.compile(
-    r"(shard|idx)-\d{5}-a\d+\.(safetensors|json)|VERIFIED|CORRUPT|SUSPECT|PINNED|COMMIT(\.\w+\.tmp)?"
+    r"(shard|idx)-\d{5}-[aw]\d+\.(safetensors|json)|VERIFIED|CORRUPT|SUSPECT|PINNED|COMMIT(\.\w+\.tmp)?"
 )
 """Files of a generation that go with it, beside those its COMMIT lists."""
 GOING = "COMMIT.going.tmp"
@@ -532,8 +538,8 @@ class CheckpointDirectory:
         """Raise StorageError if a shard's base, which another process may remove, is gone."""
         for name in {str(record["base"]) for record in records if record.get("base")}:
             commit = os.path.join(self.path, name, "COMMIT")
-            with _storage("look for", commit):
-                if not _is_there(commit):
+            with _storage("read", commit):
+                if not _is_whole(commit):
                     raise StorageError(f"{commit}: is gone, and a shard is a difference to it")
 
     def write_decision(
@@ -614,7 +620,7 @@ class CheckpointDirectory:
             quarantined=has("QUARANTINE"),
             pinned=pin_of(folder) if seen is None or "PINNED" in seen else "",
             health=health,
-            reshardable=True,
+            reshardable=not holds_weights_only(commit.records),
         )
 
     def is_suspect(self, generation: Generation) -> bool:
@@ -897,9 +903,21 @@ def _listed(path: str) -> tuple[list[str], frozenset[str]]:
     """(shard files by rank, all files) that a COMMIT lists; none when it cannot be read."""
     with contextlib.suppress(AutockptError, OSError):
         records = read_commit(path).records
-        names = (str(record.get(key)) for record in records for key in ("file", "index"))
-        return [_plain(str(record.get("file"))) for record in records], frozenset(names)
+        return [_plain(str(record.get("file"))) for record in records], files_of(records)
     return [], frozenset()
+
+
+def files_of(records: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """Names of the files that a commit lists."""
+    return frozenset(str(record.get(key)) for record in records for key in ("file", "index"))
+
+
+def _is_whole(commit: str) -> bool:
+    """Whether a COMMIT stands, and its shards hold all state.  Raises OSError."""
+    try:
+        return not holds_weights_only(read_commit(commit).records)
+    except (FileNotFoundError, CorruptCheckpointError):
+        return False
 
 
 def _plain(name: str) -> str:

@@ -36,6 +36,7 @@ from autockpt.executors.storage.places.unfinished_uploads import (
     end_upload,
     unfinished_uploads,
 )
+from autockpt.executors.storage.rewriting.commits import replaced_shards
 from autockpt.values.errors import (
     AutockptError,
     ConfigError,
@@ -251,6 +252,9 @@ def _of_generation(directory: str, name: str, newest_term: int | None) -> Iterat
             yield _leftover(folder, file, "temporary", size)
         elif "COMMIT" not in files and is_ours(file):
             yield _leftover(folder, file, "unfinished", size)
+    if not is_store_url(directory):
+        for file in replaced_shards(folder):
+            yield _leftover(folder, file, "unfinished", None)
 
 
 def _leftover(folder: str, name: str, kind: str, listed_bytes: int | None) -> Leftover:

@@ -8,14 +8,12 @@ from typing import Any
 
 import torch
 
-from autockpt.executors.image.container import ImageIndex, chunk_digest
+from autockpt.executors.image.container import ImageIndex
 from autockpt.executors.image.dtypes import dtype_name, stored_form
 from autockpt.executors.image.layout.boxes import Box, whole
-from autockpt.executors.image.layout.plan import EXTRA, Layout, TensorSpec, plan_layout
-from autockpt.executors.keeper.saving.shards import HEAD_BYTES
-from autockpt.executors.linux.memory import PAGE_BYTES, Arena
+from autockpt.executors.image.layout.plan import EXTRA, TensorSpec, plan_layout
 from autockpt.executors.storage.directory import CheckpointDirectory
-from autockpt.executors.storage.shard_file import ImageFile
+from autockpt.executors.storage.rewriting.image_stream import ImageStream
 from autockpt.integrations.tree.lazy_tree import bytes_of
 from autockpt.values.generation import Generation
 from autockpt.values.record import to_json
@@ -81,7 +79,7 @@ def write_image(
     )
     folder = os.path.join(ticket.directory, ticket.generation.name)
     shard = f"shard-{ticket.rank:05d}-a1.safetensors"
-    stream = _Stream(os.path.join(folder, shard), layout, ticket.chunk_bytes)
+    stream = ImageStream(os.path.join(folder, shard), layout, ticket.chunk_bytes)
     try:
         stream.put(0, memoryview(layout.header))
         for entry in layout.entries:
@@ -90,7 +88,7 @@ def write_image(
                 continue
             stream.skip_to(entry.offset)
             for tensor in read(entry.spec.name):
-                stream.append(tensor)
+                stream.append(_bytes(tensor))
         digests, head_digest = stream.finish()
     except BaseException:
         stream.discard()
@@ -112,69 +110,7 @@ def write_image(
     }  # fmt: skip
 
 
-class _Stream:
-    """An image that is written from its first byte to its last, chunk by chunk."""
-
-    def __init__(self, path: str, layout: Layout, chunk_bytes: int) -> None:
-        self._file = ImageFile(path, allocate_bytes=layout.image_bytes, direct=True)
-        self._image_bytes = layout.image_bytes
-        self._buffer = Arena.anonymous(chunk_bytes)
-        self._chunk = self._buffer.view[:chunk_bytes]
-        self._at = 0
-        self._digests: list[str] = []
-        head = layout.boundary_end
-        self.head_bytes = head if head <= min(HEAD_BYTES, chunk_bytes) else 0
-        """0: too large for a digest of its own."""
-        self._head_digest = ""
-
-    def put(self, offset: int, data: memoryview) -> None:
-        """Bytes at a place that is not behind what was written already."""
-        self.skip_to(offset)
-        self._write(data)
-
-    def skip_to(self, offset: int) -> None:
-        """Zeros up to a place."""
-        while self._at < offset:
-            self._write(memoryview(bytes(min(offset - self._at, PAGE_BYTES))))
-
-    def append(self, tensor: torch.Tensor) -> None:
-        """The elements of a tensor, row by row."""
-        host = tensor.detach().cpu().contiguous()
-        if host.numel():
-            self._write(bytes_of(host.view(-1).view(torch.uint8)))
-
-    def _write(self, data: memoryview) -> None:
-        size = len(self._chunk)
-        while data:
-            place = self._at % size
-            part = data[: size - place]
-            self._chunk[place : place + len(part)] = part
-            self._at += len(part)
-            data = data[len(part) :]
-            if self._at % size == 0:
-                self._flush(size)
-
-    def _flush(self, count: int) -> None:
-        done = self._chunk[:count]
-        if not self._digests and self.head_bytes:
-            self._head_digest = chunk_digest(done[: self.head_bytes])
-        self._file.write_at(len(self._digests) * len(self._chunk), done)
-        self._digests.append(chunk_digest(done))
-
-    def finish(self) -> tuple[tuple[str, ...], str]:
-        """(digests of the chunks, of the head); the file is durable."""
-        self.skip_to(self._image_bytes)
-        if self._at % len(self._chunk):
-            self._flush(self._at % len(self._chunk))
-        self._file.finish(self._image_bytes)
-        self._close()
-        return tuple(self._digests), self._head_digest
-
-    def discard(self) -> None:
-        """Nothing of it is left."""
-        self._file.discard()
-        self._close()
-
-    def _close(self) -> None:
-        self._chunk.release()
-        self._buffer.close()
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    """The elements of a tensor, row by row."""
+    host = tensor.detach().cpu().contiguous()
+    return bytes_of(host.view(-1).view(torch.uint8)) if host.numel() else memoryview(b"")

@@ -10,7 +10,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from autockpt.executors.image.container import ImageIndex, chunk_digest, header_bytes
+from autockpt.executors.image.container import (
+    HEAD_BYTES,
+    ImageIndex,
+    chunk_digest,
+    header_bytes,
+)
 from autockpt.executors.image.nan_check import Floats, floats_in, sampled_nan, sick_state
 from autockpt.executors.keeper import wire
 from autockpt.executors.keeper.event_recorder import EventRecorder
@@ -25,8 +30,6 @@ from autockpt.values.errors import CorruptCheckpointError
 from autockpt.values.generation import Generation
 from autockpt.values.record import parse_json, to_json
 
-HEAD_BYTES = 4 * 2**20
-"""The largest boundary group that gets a digest of its own (0.2 ms in the keeper's loop)."""
 PATIENCE_S = 20.0
 """A storage that takes nothing for so long hangs, until it is known to need longer."""
 SLOWEST_FACTOR = 4.0

@@ -6,7 +6,13 @@ that were struck out.
 
 from autockpt.executors.protocol import messages as m
 from autockpt.executors.protocol.coordinator.state import CoordinatorState
-from autockpt.executors.protocol.selection import Choice, Question, choose, newest_chain
+from autockpt.executors.protocol.selection import (
+    Choice,
+    Question,
+    choose,
+    newest_chain,
+    weights_only_refusal,
+)
 from autockpt.values.generation import Generation
 
 HOPELESS_STARTS = 2
@@ -126,6 +132,8 @@ class Choosing:
 
     def reason_for_refusal(self) -> str:
         wanted = self.state.attaches[0].resume_from
+        if wanted is not None and self._holds_weights_only(wanted):
+            return weights_only_refusal(str(wanted))
         on_disk = [str(g) for g in sorted(self.state.catalogue)][-3:]
         in_memory = [str(g) for g in sorted({s.generation for s in self.recoverable_memory()})][-3:]
         return (
@@ -134,6 +142,10 @@ class Choosing:
             f"bad {self.bad_sources()}{self._why_suspect()}; ask for a fresh start, or resume from "
             "another generation"
         )
+
+    def _holds_weights_only(self, generation: Generation) -> bool:
+        entry = self.state.catalogue.get(generation)
+        return entry is not None and entry.weights_only
 
     def _why_suspect(self) -> str:
         """Return the newest three that only a person may choose."""

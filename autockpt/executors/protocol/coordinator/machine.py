@@ -69,6 +69,7 @@ class CoordinatorProtocol:
             m.DecisionWritten: restoring.decision_written,
             m.DecisionFailed: restoring.decision_failed,
             m.GenerationVerified: restoring.generation_verified,
+            m.OptimizerStateDropped: saving.optimizer_state_dropped,
             m.DirectoryRenewed: saving.directory_renewed,
             m.DirectoryGone: saving.directory_gone,
             m.CommitWritten: restoring.commit_written,

@@ -12,7 +12,7 @@ from autockpt.executors.protocol import messages as m
 from autockpt.executors.protocol.coordinator.replicas import ReplicaComparison
 from autockpt.executors.protocol.coordinator.replicating import Replicating
 from autockpt.executors.protocol.coordinator.state import CoordinatorState, Save
-from autockpt.executors.protocol.retention import bases_of, deletions
+from autockpt.executors.protocol.retention import bases_of, deletions, reductions
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Retention
 
@@ -50,15 +50,29 @@ class Saving:
         """Rule 10: what retention lets go, seen from the open term."""
         return self._beyond(self.state.retention)
 
+    def to_reduce(self) -> tuple[Generation, ...]:
+        """Rule 23: older ones whose optimizer state goes."""
+        state = self.state
+        return reductions(
+            state.catalogue.values(), state.retention, chain=state.chain, pinned=self._bases()
+        )
+
     def _beyond(self, retention: Retention) -> tuple[Generation, ...]:
+        return deletions(
+            self.state.catalogue.values(),
+            retention,
+            chain=self.state.chain,
+            pinned=self._bases(),
+        )
+
+    def _bases(self) -> frozenset[Generation]:
+        """Bases of checkpoints that are not committed yet."""
         live = (s for s in self.state.saves.values() if s.disk in ("open", "committing"))
         pinned = frozenset[Generation]().union(*(bases_of(s.votes.values()) for s in live))
         if self.state.held is not None:
             ordered = self.state.held.commits.values()
             pinned = pinned.union(*(bases_of(entry.records) for entry in ordered))
-        return deletions(
-            self.state.catalogue.values(), retention, chain=self.state.chain, pinned=pinned
-        )
+        return pinned
 
     # ------------------------------------------------------------------ reports of ranks
 
@@ -378,8 +392,28 @@ class Saving:
         return save.memory == "committed" and self._health(save) == "good"
 
     def retain(self) -> None:
-        """Delete what retention lets go."""
+        """Delete what retention lets go, and drop optimizer state of older ones that stay."""
         self._delete(self.to_delete())
+        state = self.state
+        for generation in self.to_reduce():
+            if generation not in state.dropping:
+                state.dropping.add(generation)
+                state.emit(m.DropOptimizerState(term=state.term, generation=generation))
+
+    def optimizer_state_dropped(self, event: m.OptimizerStateDropped) -> None:
+        """Its COMMIT names other shards; a drop that failed is tried again with the next save."""
+        state = self.state
+        state.dropping.discard(event.generation)
+        entry = state.catalogue.get(event.generation)
+        if entry is None:
+            state.stale(event)
+        elif event.records:
+            state.catalogue[event.generation] = replace(
+                entry, records=event.records, layout_digests=(), reshardable=False
+            )
+        else:
+            detail = f"{event.generation} keeps its optimizer state: {event.reason}"
+            state.emit(m.Report(kind="warning", detail=detail))
 
     def make_room(self) -> None:
         """The disk is full: make room for new generations.

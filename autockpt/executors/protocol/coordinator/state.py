@@ -198,6 +198,8 @@ class CoordinatorState:
     """Newest one of which every copy was sealed."""
     intact: bool = False
     """They still are, as far as is known."""
+    dropping: set[Generation] = field(default_factory=set)
+    """Checkpoints whose optimizer state is being dropped."""
     saves: dict[Generation, Save] = field(default_factory=dict)
     begun: dict[int, m.RankBegan] = field(default_factory=dict)
     """News of the newest generation that each rank has begun."""

@@ -6,6 +6,7 @@ from autockpt.executors.protocol.messages.facts import (
     CatalogueEntry,
     Health,
     Incarnation,
+    Record,
     TermParent,
 )
 from autockpt.values.generation import Generation
@@ -96,6 +97,17 @@ class CommitFailed:
     reason: str
     fenced: bool = False
     """True: a newer term exists, this coordinator must stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerStateDropped:
+    """The COMMIT of a generation names shards that hold weights only, or its drop has failed."""
+
+    generation: Generation
+    records: tuple[Record, ...] = ()
+    """Of the new shards; empty: the generation is as it was."""
+    reason: str = ""
+    """Why it failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,6 +91,18 @@ class DeleteGenerations:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DropOptimizerState:
+    """Write the shards of a commit again with weights only (guarded; term checked last).
+
+    New shards stand before the COMMIT that names them replaces the old one; old shards go then.
+    Answer: OptimizerStateDropped.
+    """
+
+    term: int
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MarkEverCommitted:
     """Leave a durable mark that something was durable once; repeated is harmless."""
 

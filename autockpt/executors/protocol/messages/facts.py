@@ -1,5 +1,6 @@
 """Nouns of the protocol: incarnations, shards, copies, parities, entries of a catalogue."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -205,6 +206,11 @@ class Rebuild:
     source: ShardSource
 
 
+def holds_weights_only(records: Iterable[Record]) -> bool:
+    """Whether the shards of a commit were written again without optimizer state."""
+    return any(record.get("weights_only") for record in records)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueEntry:
     """One committed generation on disk, as its COMMIT record says."""
@@ -231,6 +237,11 @@ class CatalogueEntry:
     health: Health = "good"
     reshardable: bool = False
     """May be read by another number of ranks."""
+
+    @property
+    def weights_only(self) -> bool:
+        """Optimizer state was dropped: nothing can be resumed from its files."""
+        return holds_weights_only(self.records)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,6 +127,7 @@ CoordinatorEvent = (
     | coordinator_events.CommitWritten
     | coordinator_events.CommitFailed
     | coordinator_events.GenerationVerified
+    | coordinator_events.OptimizerStateDropped
     | node_events.PlanProposed
     | MessageReceived
     | NodeLost
@@ -170,6 +171,7 @@ CoordinatorInstruction = (
     | coordinator_instructions.TrashGeneration
     | coordinator_instructions.VerifyGeneration
     | coordinator_instructions.DeleteGenerations
+    | coordinator_instructions.DropOptimizerState
     | coordinator_instructions.MarkEverCommitted
     | Report
 )

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable, Iterable
 
 from autockpt import new_files
-from autockpt.executors.storage.claim_renewal import mount_point_of
+from autockpt.executors.linux.mounts import mount_point_of
 from autockpt.executors.storage.places.place import MAX_RECORD_BYTES, always
 from autockpt.values.errors import CorruptCheckpointError, GuardError, StorageError
 

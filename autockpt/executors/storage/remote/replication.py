@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from autockpt import new_files
-from autockpt.executors.protocol.messages import CatalogueEntry, TermParent
+from autockpt.executors.protocol.messages import CatalogueEntry, TermParent, holds_weights_only
 from autockpt.executors.protocol.retention import bases_of, deletions, unpinned, with_bases
 from autockpt.executors.protocol.selection import newest_chain, on_lineage, parents_of
 from autockpt.executors.storage.catalogue import verify_generation
@@ -89,14 +89,22 @@ class RemoteCopies:
         if there is None:
             self._bring_records(directory)
             moved += self._bring_shards(directory, commit, gate or Unlimited())
-            _local_commit(directory, generation)  # else its files may have been used again
+            if _local_commit(directory, generation)[0] != text:  # else its files may be others
+                raise StorageError(f"{generation}: its shards were written again; copy it anew")
             self._require_newest(directory)
             if not self._objects.create(f"{generation.name}/COMMIT", text):
                 there = self._objects.read(f"{generation.name}/COMMIT")
             self._require_newest(directory)
-        if there is not None and there != text:
+        if there is not None and there != text and not self._is_whole_one_of(commit, there):
             raise GuardError(f"{self.url}: holds another {generation} than {directory.path}")
         return _copied(commit, moved)
+
+    def _is_whole_one_of(self, commit: CommitFile, there: bytes) -> bool:
+        """The store has it whole, and the directory has dropped its optimizer state since."""
+        if not holds_weights_only(commit.records):
+            return False
+        copy = parse_commit(there, where=f"{self.url}/{commit.generation.name}/COMMIT")
+        return replace(copy, records=commit.records).sealed() == commit
 
     def bytes_to_push(self, directory: CheckpointDirectory, generation: Generation) -> int:
         """Stored size of a generation and its bases, as far as they have not been copied.
@@ -228,7 +236,11 @@ class RemoteCopies:
         """
         commits = list(commits)
         chain = self._chain(map(_entry, commits), () if directory is None else directory.parents())
-        good = {c.generation for c in commits if c.health == "good"}
+        good = {
+            c.generation
+            for c in commits
+            if c.health == "good" and not holds_weights_only(c.records)
+        }
         if directory is not None:
             good -= {generation for generation in good if _is_put_off(directory, generation)}
         return sorted((g for g in good if on_lineage(g, chain)), reverse=True)
@@ -442,6 +454,10 @@ class RemoteCopies:
             with _local("set aside", folder):
                 why = "damaged; brought back from a copy"
                 set_aside(directory.path, commit.generation.name, why)
+        elif _holds_less(f"{folder}/COMMIT", commit):
+            with _local("set aside", folder):
+                why = "weights only; brought back whole from a copy"
+                set_aside(directory.path, commit.generation.name, why)
         target = os.path.join(directory.create_generation(commit.generation), "COMMIT")
         if os.path.exists(target):
             return 0
@@ -496,6 +512,13 @@ def _is_damaged(path: str) -> bool:
             read_commit(path)
         except CorruptCheckpointError:
             return True
+    return False
+
+
+def _holds_less(path: str, copy: CommitFile) -> bool:
+    """Whether a COMMIT is of weights, and its copy is whole.  Raises StorageError."""
+    with _local("read", path), contextlib.suppress(FileNotFoundError, CorruptCheckpointError):
+        return holds_weights_only(read_commit(path).records) > holds_weights_only(copy.records)
     return False
 
 

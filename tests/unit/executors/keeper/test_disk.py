@@ -18,12 +18,15 @@ from autockpt.executors.keeper.storage_worker import (
 )
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.protocol import messages as p
+from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.rewriting.weights_only import write_weights
 from autockpt.executors.storage.shard_file import ImageReader
-from autockpt.executors.throttle.rate_limit import RateLimiter
+from autockpt.executors.throttle.rate_limit import RateLimiter, Unlimited
 from autockpt.values.errors import GuardError, StorageError
 from autockpt.values.generation import Generation
-from tests.unit.executors.checkpoints import CHUNK, PATIENCE_S, commit_images
+from tests.unit.executors.checkpoints import CHUNK, PATIENCE_S, commit_images, commit_state
+from tests.unit.executors.states import trained
 
 WHO = p.Incarnation(launch_id="launch", restart_round=0)
 
@@ -220,6 +223,83 @@ def test_the_guard_stands_before_every_delete(bench: Bench) -> None:
     answer = bench.order(p.DeleteGenerations(term=1, generations=(g(1), g(2))))
     assert isinstance(answer, GuardError)
     assert bench.listed() == [g(1), g(2)]
+
+
+def trained_commits(bench: Bench, *steps: int) -> None:
+    """Committed and verified generations with optimizer state."""
+    model, optimizer = trained()
+    state = LiveState({"model": model}, {"optimizer": optimizer}, {})
+    for step in steps:
+        commit_state(bench.directory, bench.run_id, g(step), state, step=step)
+        bench.directory.mark(g(step), "VERIFIED")
+
+
+def weights(bench: Bench) -> list[int]:
+    """Steps whose optimizer state is dropped."""
+    return [e.step for e in bench.directory.catalogue(bench.run_id) if e.weights_only]
+
+
+def test_optimizer_state_goes_beside_other_work(bench: Bench) -> None:
+    """The answer has the new records; a second order finds the work done."""
+    bench.claim()
+    trained_commits(bench, 1, 2, 3)
+    order = p.DropOptimizerState(term=1, generation=g(1))
+    answer = bench.order(order)
+    assert (answer.generation, answer.reason) == (g(1), "")
+    assert answer.records == bench.directory.catalogue(bench.run_id)[0].records
+    assert bench.order(order) == answer
+    assert weights(bench) == [1]
+
+
+@pytest.mark.parametrize("why", ["too new", "pinned", "fenced", "deleted"])
+def test_optimizer_state_stays_where_the_guard_says_so(bench: Bench, why: str) -> None:
+    """A confused plan, a person, a newer start: the checkpoint stays whole, with a reason."""
+    bench.claim()
+    trained_commits(bench, 1, 2, 3)
+    generation, said = g(1), ""
+    if why == "too new":
+        generation, said = g(2), "1 verified ones are newer, expected 2"
+    elif why == "pinned":
+        bench.directory.pin(g(1), "paper")
+        said = "is pinned as 'paper' and stays whole"
+    elif why == "fenced":
+        bench.claim()
+        said = "term 1 is fenced by a newer incarnation"
+    else:
+        bench.directory.delete(g(1))
+        said = "No such file"
+    answer = bench.order(p.DropOptimizerState(term=1, generation=generation))
+    assert answer.records == ()
+    assert said in answer.reason
+    assert weights(bench) == []
+    assert not list(Path(bench.directory.path).glob("ckpt-*/*-w1.*"))
+
+
+def test_no_difference_is_committed_to_weights(bench: Bench) -> None:
+    """What it is a difference to has lost bytes that it needs."""
+    bench.claim()
+    trained_commits(bench, 1, 2, 3)
+    bench.order(p.DropOptimizerState(term=1, generation=g(1)))
+    bench.directory.create_generation(g(4))
+    order = p.WriteCommit(
+        generation=g(4), step=4, world_size=1, parent=None, records=({"base": g(1).name},),
+        health="good", layout_digests=("",),
+    )  # fmt: skip
+    failed = bench.order(order)
+    assert "is gone, and a shard is a difference to it" in failed.reason
+
+
+def test_a_start_removes_what_a_killed_keeper_left_of_new_shards(bench: Bench) -> None:
+    """After the decision, for which a restart waits."""
+    bench.claim()
+    trained_commits(bench, 1)
+    write_weights(bench.directory.path, g(1), Unlimited())
+    bench.claim()
+    bench.order(p.WriteDecision(term=2, attempt=1, generation=g(1), reason="newest"))
+    bench.done()
+    bench.done()
+    assert not list(Path(bench.directory.path).glob("ckpt-*/*-w1.*"))
+    assert weights(bench) == []
 
 
 def test_trash_takes_what_has_no_commit_only(bench: Bench) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from autockpt.executors.keeper.storage_worker import DiskWorker
+from autockpt.executors.linux import mounts
 from autockpt.executors.protocol import messages as p
-from autockpt.executors.storage import claim_renewal
 from autockpt.executors.storage import directory as directory_module
 from autockpt.executors.storage.directory import CheckpointDirectory
 from autockpt.values.errors import GuardError, StorageError
@@ -91,13 +91,13 @@ def test_a_bare_mount_point_is_left_alone(
     """The disk comes back under its name; writing there meanwhile would fill another one."""
     directory, run_id = held
     empty(directory)
-    points = claim_renewal.mount_points()
+    points = mounts.mount_points()
     monkeypatch.setattr(directory, "_mount", directory.path)
-    monkeypatch.setattr(claim_renewal, "mount_points", lambda: points)
+    monkeypatch.setattr(mounts, "mount_points", lambda: points)
     with pytest.raises(StorageError, match=f"nothing is mounted at {directory.path}"):
         directory.renew(1)
     assert os.listdir(directory.path) == []
-    monkeypatch.setattr(claim_renewal, "mount_points", lambda: points | {directory.path})
+    monkeypatch.setattr(mounts, "mount_points", lambda: points | {directory.path})
     assert directory.renew(1)
     commit(directory, run_id)
 
@@ -147,10 +147,10 @@ def test_no_commit_stands_on_a_base_that_is_gone(held: tuple[CheckpointDirectory
 
 def test_the_mount_point_of_a_path_is_the_nearest(tmp_path: Path) -> None:
     """It is one of the table, and a parent of the path."""
-    point = claim_renewal.mount_point_of(str(tmp_path / "not" / "there"))
-    assert point in claim_renewal.mount_points()
+    point = mounts.mount_point_of(str(tmp_path / "not" / "there"))
+    assert point in mounts.mount_points()
     assert os.path.commonpath([point, os.path.realpath(tmp_path)]) == point
-    assert claim_renewal.is_mounted(point)
+    assert mounts.is_mounted(point)
 
 
 def test_the_heartbeat_makes_it_again_and_says_so(held: tuple[CheckpointDirectory, str]) -> None:

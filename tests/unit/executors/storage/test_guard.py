@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autockpt.executors.protocol.messages import CatalogueEntry
-from autockpt.executors.storage.guard import check_deletions, is_good
+from autockpt.executors.storage.guard import check_deletions, check_reduction, is_good
 from autockpt.values.errors import GuardError
 from autockpt.values.generation import Generation
 
@@ -98,3 +98,27 @@ def test_whatever_passes_leaves_the_newest_good_one(
     assert any(one.verified for one in staying) or not any(one.verified for one in good)
     assert not any(one.pinned for one in catalogue if one.generation in deletions)
     assert not any(one.quarantined for one in catalogue if one.generation in deletions)
+
+
+WEIGHTS = ({"weights_only": True},)
+
+
+def test_weights_are_no_checkpoint_to_fall_back_on() -> None:
+    """A whole one has to stay."""
+    with pytest.raises(GuardError, match="newest good checkpoint"):
+        check_deletions((entry(1), entry(2, records=WEIGHTS)), (g(1),))
+
+
+def test_optimizer_state_goes_below_two_whole_ones_only() -> None:
+    """Whatever a plan says."""
+    check_reduction((entry(1), entry(2), entry(3)), g(1))
+    for third in ({"verified": False}, {"records": WEIGHTS}, {"health": "suspect"}):
+        with pytest.raises(GuardError, match="1 verified ones are newer, expected 2"):
+            check_reduction((entry(1), entry(2), entry(3, **third)), g(1))
+    for marks, said in (({"pinned": "a"}, "pinned as 'a'"), ({"quarantined": True}, "by a person")):
+        with pytest.raises(GuardError, match=f"{said} and stays whole"):
+            check_reduction((entry(1, **marks), entry(2), entry(3)), g(1))
+    with pytest.raises(GuardError, match="stored as differences to it"):
+        check_reduction((entry(1), entry(2, records=({"base": g(1).name},)), entry(3)), g(1))
+    with pytest.raises(GuardError, match="has no COMMIT"):
+        check_reduction((entry(2), entry(3)), g(1))

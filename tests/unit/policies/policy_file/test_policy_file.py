@@ -353,7 +353,7 @@ prices: {disk: 0.023 USD/GiB-month, node: 32 USD/h}
 failures: {mtbf: 8 h, process_share: 40 %, preemption: 6 h, notice: 2 min, silent_latency: 12 h,
            stuck: restart, rollback: skip, replicas: restore, faulty_node: leave}
 restart: {standby: off, last_boundary: on, caches: off}
-keep: {last: 5, every: 6 h, ttl: 30 d, best: 2, metric: max accuracy}
+keep: {last: 5, every: 6 h, ttl: 30 d, best: 2, metric: max accuracy, weights_only: true}
 archive: {codec: excp, lossy: true, full_every: 4}
 remote: {url: "file:///store/run", keep: 7, rate: 50 MB/s}
 retune: observe

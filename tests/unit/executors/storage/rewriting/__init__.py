@@ -1,0 +1,1 @@
+"""Tests of images that are written without a training."""

@@ -1,0 +1,339 @@
+"""Commits whose optimizer state is dropped: what stays, what a kill leaves, who may not."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from obstore.store import MemoryStore
+
+from autockpt.executors.protocol.messages import holds_weights_only
+from autockpt.executors.state.live_state import LiveState
+from autockpt.executors.storage import catalogue
+from autockpt.executors.storage.catalogue import list_generations, verify_generation
+from autockpt.executors.storage.directory import CheckpointDirectory, CommitFile, read_commit
+from autockpt.executors.storage.maintenance import leftovers
+from autockpt.executors.storage.remote import Objects, RemoteCopies
+from autockpt.executors.storage.rewriting.commits import (
+    forget_rewritten,
+    remove_replaced,
+    replace_commit,
+)
+from autockpt.executors.storage.rewriting.weights_only import write_weights
+from autockpt.executors.throttle.rate_limit import Unlimited
+from autockpt.integrations.tree.checkpoint_tree import GenerationTree
+from autockpt.integrations.tree.lazy_tree import materialised
+from autockpt.values.errors import CorruptCheckpointError, GuardError, StorageError
+from autockpt.values.generation import Generation
+from autockpt.values.record import to_json
+from tests.unit.cli.scripts import ROOT
+from tests.unit.executors.checkpoints import commit_state
+from tests.unit.executors.states import DTYPES, Holder, Module, random_tensor, trained
+
+G = Generation(term=1, step=4)
+
+
+class Bench:
+    """A directory with one commit of a training state."""
+
+    def __init__(self, path: Path, *, codec: str = "none") -> None:
+        self.directory = CheckpointDirectory(str(path / "checkpoints"))
+        self.run_id = self.directory.open()
+        self.directory.claim(self.run_id, "launch", 0, force=False)
+        model, optimizer = trained()
+        odd = Module(
+            (f"of_{dtype}", random_tensor(dtype, (5, 2), seed)) for seed, dtype in enumerate(DTYPES)
+        )
+        tied = torch.nn.Sequential(model[0], model[0])
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+        average = Holder({"mean": torch.arange(2000.0), "steps": 7})
+        state = LiveState(
+            {"model": model, "odd": odd, "tied": tied}, {"optimizer": optimizer},
+            {"scheduler": scheduler, "average": average},
+        )  # fmt: skip
+        self.folder = Path(commit_state(self.directory, self.run_id, G, state, codec=codec, step=4))
+        self.directory.mark(G, "VERIFIED")
+
+    def drop(self) -> CommitFile:
+        """Optimizer state goes; the commit as it is then."""
+        commit, records = write_weights(self.directory.path, G, Unlimited())
+        replace_commit(self.directory, commit, records, term=1)
+        return self.commit
+
+    @property
+    def commit(self) -> CommitFile:
+        """As it stands."""
+        return read_commit(str(self.folder / "COMMIT"))
+
+    def tree(self) -> dict[str, Any]:
+        """All that a reader sees."""
+        source = GenerationTree(str(self.folder))
+        try:
+            found: dict[str, Any] = materialised(source.tree)
+            return found
+        finally:
+            source.close()
+
+    def stored_bytes(self) -> int:
+        """Of the shards."""
+        return sum(path.stat().st_size for path in self.folder.glob("shard-*"))
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Trees with the same values, to the bit."""
+    if isinstance(one, torch.Tensor):
+        raw = [t.contiguous().view(-1).view(torch.uint8) for t in (one, other)]
+        return one.dtype == other.dtype and torch.equal(*raw)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    return bool(one == other)
+
+
+@pytest.mark.parametrize("codec", ["none", "planes", "zstd"])
+def test_everything_but_optimizers_stays_to_the_bit(tmp_path: Path, codec: str) -> None:
+    """Of every dtype, tied weights, buffers, attached objects; in a fraction of the bytes."""
+    bench = Bench(tmp_path, codec=codec)
+    before = bench.tree()
+    assert before.pop("optimizer")["state"]
+    commit = bench.drop()
+    assert holds_weights_only(commit.records)
+    after = bench.tree()
+    assert equal(before, after)
+    assert after["model"]["tied.0.weight"] is after["model"]["tied.1.weight"]
+    result = verify_generation(bench.directory.path, G.name)
+    assert (result.ok, result.problems) == (True, ())
+    (record,) = list_generations(bench.directory.path)
+    assert (record.weights_only, record.state) == (True, "verified")
+    assert record.bytes == bench.stored_bytes()
+    names = sorted(path.name for path in bench.folder.iterdir())
+    assert names == ["COMMIT", "VERIFIED", "idx-00000-w1.json", "shard-00000-w1.safetensors"]
+
+
+def test_it_takes_a_fraction_of_the_bytes(tmp_path: Path) -> None:
+    """AdamW keeps two values for each parameter."""
+    bench = Bench(tmp_path)
+    whole = bench.stored_bytes()
+    bench.drop()
+    assert bench.stored_bytes() < 0.7 * whole
+
+
+def test_a_second_time_changes_nothing(tmp_path: Path) -> None:
+    """As where the answer of the first was lost."""
+    bench = Bench(tmp_path)
+    first = bench.drop()
+    commit, records = write_weights(bench.directory.path, G, Unlimited())
+    assert (commit, records) == (first, first.records)
+
+
+def test_a_damaged_checkpoint_stays_as_it_is(tmp_path: Path) -> None:
+    """Its optimizer state may be the part that a person can still read."""
+    bench = Bench(tmp_path)
+    shard = bench.folder / "shard-00000-a1.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-5000] ^= 1
+    shard.write_bytes(data)
+    names = sorted(os.listdir(bench.folder))
+    with pytest.raises(CorruptCheckpointError, match="expected digest"):
+        write_weights(bench.directory.path, G, Unlimited())
+    assert sorted(os.listdir(bench.folder)) == names
+
+
+def test_a_pin_that_comes_meanwhile_keeps_it_whole(tmp_path: Path) -> None:
+    """A person pins a checkpoint while its new shards are written."""
+    bench = Bench(tmp_path)
+    commit, records = write_weights(bench.directory.path, G, Unlimited())
+    bench.directory.pin(G, "paper")
+    with pytest.raises(GuardError, match="pinned as 'paper' and stays whole"):
+        replace_commit(bench.directory, commit, records, term=1)
+    forget_rewritten(bench.directory, commit, records)
+    assert bench.commit == commit
+    assert bench.tree()["optimizer"]["state"]
+    assert not list(bench.folder.glob("*-w1.*"))
+
+
+def test_a_pin_in_the_last_moment_brings_the_commit_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look and the new COMMIT: `pin` leaves its mark first and looks then."""
+    from autockpt.executors.storage.rewriting import commits
+
+    bench, publish = Bench(tmp_path), commits.publish
+
+    def pinned_meanwhile(path: str, text: bytes, *, replace: bool) -> bool:
+        (bench.folder / "PINNED").write_text("paper\n")
+        return publish(path, text, replace=replace)
+
+    monkeypatch.setattr(commits, "publish", pinned_meanwhile)
+    commit, records = write_weights(bench.directory.path, G, Unlimited())
+    with pytest.raises(GuardError, match="stays whole"):
+        replace_commit(bench.directory, commit, records, term=1)
+    assert bench.commit == commit
+    assert verify_generation(bench.directory.path, G.name).ok
+
+
+def test_a_fenced_term_replaces_nothing(tmp_path: Path) -> None:
+    """A newer start may resume from exactly this one."""
+    bench = Bench(tmp_path)
+    commit, records = write_weights(bench.directory.path, G, Unlimited())
+    CheckpointDirectory(bench.directory.path).claim(bench.run_id, "other", 0, force=True)
+    with pytest.raises(GuardError, match="fenced"):
+        replace_commit(bench.directory, commit, records, term=1)
+    assert bench.commit == commit
+
+
+def test_new_shards_that_are_gone_do_not_count(tmp_path: Path) -> None:
+    """A start has swept them as left-overs."""
+    bench = Bench(tmp_path)
+    commit, records = write_weights(bench.directory.path, G, Unlimited())
+    remove_replaced(bench.directory)
+    with pytest.raises(StorageError, match="was changed meanwhile"):
+        replace_commit(bench.directory, commit, records, term=1)
+    assert bench.tree()["optimizer"]["state"]
+
+
+def test_who_reads_meanwhile_reads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`verify` beside a run: files of the COMMIT that it has read go, and nothing is damaged."""
+    bench = Bench(tmp_path)
+    opened, dropped = catalogue.open_shard, []
+
+    def late(folder: str, record: Any, commit: CommitFile) -> Any:
+        if not dropped:
+            dropped.append(bench.drop())
+        return opened(folder, record, commit)
+
+    monkeypatch.setattr(catalogue, "open_shard", late)
+    result = verify_generation(bench.directory.path, G.name)
+    assert (result.ok, result.damaged, result.problems) == (True, False, ())
+    assert len(dropped) == 1
+
+
+KILLED = """
+import json, os, shutil, signal, sys
+from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.rewriting.commits import replace_commit
+from autockpt.executors.storage.rewriting.weights_only import write_weights
+from autockpt.executors.throttle.rate_limit import Unlimited
+from autockpt.values.generation import Generation
+
+pristine, work, every = sys.argv[1:]
+names = ("open", "pwrite", "write", "fsync", "rename", "unlink", "ftruncate", "close", "listdir")
+
+def play(kill_at):
+    directory, calls = CheckpointDirectory(work), 0
+    directory.open()
+    def counted(real):
+        def call(*a, **k):
+            nonlocal calls
+            calls += 1
+            if calls == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*a, **k)
+        return call
+    for name in names:
+        setattr(os, name, counted(getattr(os, name)))
+    commit, records = write_weights(work, Generation(term=1, step=4), Unlimited())
+    replace_commit(directory, commit, records, term=1)
+
+ended, kill_at = False, 0
+while not ended:
+    kill_at += int(every)
+    shutil.rmtree(work, ignore_errors=True)
+    shutil.copytree(pristine, work)
+    pid = os.fork()
+    if not pid:
+        play(kill_at)
+        os._exit(0)
+    ended = os.waitpid(pid, 0)[1] == 0
+    print(kill_at, ended, flush=True)
+    if not sys.stdin.readline():
+        break
+"""
+
+
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 4])
+def test_a_kill_at_any_instant_loses_nothing(tmp_path: Path, every: int) -> None:
+    """SIGKILL before each call on files: whole or weights, and it reads back; leftovers go."""
+    bench = Bench(tmp_path)
+    pristine, work = bench.directory.path, tmp_path / "work"
+    whole = bench.tree()
+    folder, seen = work / G.name, set()
+    killed = subprocess.Popen(
+        [sys.executable, "-c", KILLED, pristine, work, str(every)], text=True, cwd=ROOT,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert killed.stdin is not None
+    assert killed.stdout is not None
+    bench.folder, ended = folder, False
+    try:
+        while not ended:
+            kill_at, said = killed.stdout.readline().split()
+            ended = said == "True"
+            weights = holds_weights_only(bench.commit.records)
+            tree = bench.tree()
+            assert weights or equal(tree["optimizer"], whole["optimizer"]), kill_at
+            assert equal(tree["model"], whole["model"]), kill_at
+            assert verify_generation(str(work), G.name).ok, kill_at
+            remove_replaced(CheckpointDirectory(str(work)))
+            assert len(list(folder.glob("shard-*"))) == 1, kill_at
+            assert bench.tree().keys() == tree.keys(), kill_at
+            seen.add(weights)
+            killed.stdin.write("\n")
+            killed.stdin.flush()
+    finally:
+        killed.kill()
+        killed.communicate()
+    assert seen == {True, False}
+    assert int(kill_at) > 20
+
+
+def test_gc_removes_what_a_killed_keeper_left(tmp_path: Path) -> None:
+    """Beside a COMMIT only shards that it does not name."""
+    bench = Bench(tmp_path)
+    write_weights(bench.directory.path, G, Unlimited())
+    left = [os.path.basename(one.path) for one in leftovers(bench.directory.path)]
+    assert sorted(left) == ["idx-00000-w1.json", "shard-00000-w1.safetensors"]
+    remove_replaced(bench.directory)
+    assert not [one for one in leftovers(bench.directory.path) if G.name in one.path]
+
+
+def test_the_new_record_keeps_reported_values(tmp_path: Path) -> None:
+    """`keep.best` compares them."""
+    bench = Bench(tmp_path)
+    commit = bench.commit
+    (record,) = commit.records
+    valued = replace(commit, records=({**record, "metrics": {"loss": 0.5}},)).sealed()
+    (bench.folder / "COMMIT").write_text(to_json(valued))
+    assert bench.drop().records[0]["metrics"] == {"loss": 0.5}
+
+
+def test_a_copy_elsewhere_stays_whole_and_comes_back_whole(tmp_path: Path) -> None:
+    """A store that has the checkpoint whole; the directory has dropped its optimizer state."""
+    bench = Bench(tmp_path)
+    copies = RemoteCopies(Objects("memory:///copies", store=MemoryStore()))
+    assert copies.push(bench.directory, G).bytes
+    bench.drop()
+    assert not copies.push(bench.directory, G).bytes
+    (copy,) = copies.commits()
+    assert not holds_weights_only(copy.records)
+    bench.directory.release(1)
+    _, told = copies.pull(bench.directory.path, G)
+    assert [line for line in told if "damaged" in line] == []
+    assert bench.tree()["optimizer"]["state"]
+
+
+def test_a_copy_of_weights_is_not_offered_to_a_restart(tmp_path: Path) -> None:
+    """By name it comes back, for an evaluation."""
+    bench = Bench(tmp_path)
+    bench.drop()
+    copies = RemoteCopies(Objects("memory:///copies", store=MemoryStore()))
+    copies.push(bench.directory, G)
+    assert copies.eligible(copies.commits()) == []
+    assert copies.missing(str(tmp_path / "empty")) is None
+    bench.folder = tmp_path / "back" / G.name
+    copies.pull(str(tmp_path / "back"), G)
+    assert bench.tree()["model"]
+    assert holds_weights_only(bench.commit.records)
