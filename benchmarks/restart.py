@@ -37,10 +37,12 @@ PARTS = {
 }  # fmt: skip
 NOTES = {PLAIN: "saves at every tenth step by torch.save, with neither fsync nor random state"}
 PATIENCE_S = 240.0
-SCRIPT = """
+IMPORTS = """
 import os, sys, time
 import torch
 import torch.distributed as dist
+"""
+SCRIPT = """
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
@@ -153,9 +155,9 @@ def measure(name: str, folder: Path, samples: Samples) -> None:
 def script(name: str) -> str:
     """Of a contestant."""
     if name != SAME:
-        return SCRIPT
+        return IMPORTS + SCRIPT
     body = textwrap.indent(SCRIPT, "    ")
-    return f"import autockpt\n@autockpt.restartable\ndef main():\n{body}\nmain()\n"
+    return f"{IMPORTS}import autockpt\n@autockpt.restartable\ndef main():\n{body}\nmain()\n"
 
 
 def command(name: str, folder: Path, run: Path) -> list[str]:

@@ -31,6 +31,7 @@ from autockpt.executors.state.epoch_loader import EpochLoader
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.state.rebuilding import Rebuilding
 from autockpt.launch import environment, startup_timing
+from autockpt.launch.in_process.order import of_this_process as unwinding
 from autockpt.session.attaches import of_this_process
 from autockpt.session.base import RankState
 from autockpt.session.boundaries.boundary import Boundaries
@@ -374,7 +375,9 @@ class Session:
         ranks = job.nodes.count(job.node)
         ahead = PrefaultedMemory(job.checkpoints, self._rank.live, job.rank, ranks=ranks)
         progress = Progress("restore", enabled=job.rank == 0, beside_script=True)
-        with contextlib.closing(ahead), progress:
+        # Keepers do not know a rank that has died before it has attached.
+        freed = unwinding.ends(self._client.give_up_restore)
+        with contextlib.closing(ahead), progress, freed:
             self._client.open()
             resumed = resume(self._client, self._rank.live, job.checkpoints, ahead, progress.at)
         self._require_memory()

@@ -6,6 +6,7 @@ it.  The ranks' logs are named by the agent's own plug-in point.
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import threading
@@ -23,6 +24,7 @@ from autockpt.launch.elastic.crash_loop import Attempt, CrashLoop
 from autockpt.launch.elastic.incidents import Incidents
 from autockpt.launch.elastic.news import News
 from autockpt.launch.elastic.node_numbers import Seated, hosts_rendezvous
+from autockpt.launch.elastic.rank_store import RankStores
 from autockpt.launch.elastic.request import Ending, Launch
 from autockpt.launch.elastic.signals import Announced, install, kill_groups, signals_wait
 from autockpt.launch.in_process.survivors import Survivors
@@ -37,6 +39,8 @@ from autockpt.values.exit_codes import LEFT_OUT, NO_PROGRESS, REPLACED, WOULD_TR
 if TYPE_CHECKING:
     from autockpt.launch.sidecars.keeper import KeeperBeside
 
+LOOK_S = 0.1
+"""How often the agent looks at its ranks while none of them ends."""
 SHOWN_CHARS = 300
 """The most characters of an exception in a sentence about the failure."""
 SHOWN_LINES = 200
@@ -81,9 +85,14 @@ class Watch:
         )
 
     def seated(self, rendezvous: Any) -> Any:
-        """The rendezvous in which this node keeps its number, where nodes have no fixed ones."""
-        if self._request.single_node or self._request.rdzv_backend == "static":
+        """The rendezvous in which this node keeps its number, where nodes have no fixed ones.
+
+        A single node keeps the store of its ranks.
+        """
+        if self._request.rdzv_backend == "static":
             return rendezvous
+        if self._request.single_node:
+            return RankStores(rendezvous)
         self._seated = Seated(rendezvous, self._request.local_addr, self._keeper.seats())
         return self._seated
 
@@ -258,6 +267,21 @@ def _is_first_death(exit_code: int) -> bool:
     return exit_code < 0 and -exit_code not in (signal.SIGTERM, signal.SIGABRT, signal.SIGINT)
 
 
+def _wait_for_end(pids: Iterable[int], most_s: float) -> None:
+    """Waits until one of the processes ends, or has failed; signals interrupt it."""
+    if any(map(_has_ended, pids)):
+        return
+    poll = select.poll()
+    with contextlib.ExitStack() as opened:
+        for pid in pids:
+            if _status(pid) is None:  # one that has ended well would end each wait
+                with contextlib.suppress(OSError):
+                    descriptor = os.pidfd_open(pid)
+                    opened.callback(os.close, descriptor)
+                    poll.register(descriptor, select.POLLIN)
+        poll.poll(most_s * 1000)
+
+
 def _has_ended(pid: int) -> bool:
     """The process has failed, and torchelastic has not looked yet."""
     return bool(_status(pid))
@@ -357,6 +381,7 @@ def agent_class(api: Any, watch: Watch) -> Iterator[None]:
 
         def _monitor_workers(self, worker_group: Any) -> Any:
             pids = self._pcontext.pids().values() if self._pcontext else ()
+            _wait_for_end(pids, LOOK_S)
             ended = any(_status(pid) is not None for pid in pids)
             with signals_wait():
                 watch.look(pids)

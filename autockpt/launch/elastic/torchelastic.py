@@ -25,15 +25,15 @@ from autockpt.launch.elastic import compiled_code
 from autockpt.launch.elastic.agent import Watch, agent_class, rank_logs, times_now
 from autockpt.launch.elastic.crash_loop import MAX_RESTARTS
 from autockpt.launch.elastic.news import News
-from autockpt.launch.elastic.rendezvous_polls import frequent_polls, liveliness
+from autockpt.launch.elastic.rendezvous_polls import liveliness, quick_rendezvous
 from autockpt.launch.elastic.request import Ending, Launch
 from autockpt.launch.elastic.signals import Interrupted, heeded, install, interrupt, signals_raise
 from autockpt.launch.sidecars.keeper import KeeperBeside
 from autockpt.profiles.probes.copies import copy_gain
 from autockpt.values.errors import ConfigError, LostNodesError
 
-MONITOR_S = 0.1
-"""How often the agent looks at its ranks."""
+PAUSE_S = 0.001
+"""Of torchelastic between two looks at the ranks: the agent itself waits until one has ended."""
 
 
 def launch(request: Launch, console: Console) -> Ending:
@@ -77,7 +77,7 @@ def _launch(request: Launch, console: Console, keeper: KeeperBeside, news: News)
     command = ["-u", "-m", "autockpt.cli.script_runner", *(["-m"] if request.script.module else [])]
     # torchelastic fills in ${local_rank}: what the user wrote must come out as it was written.
     users = [text.replace("$", "$$") for text in (request.script.target, *request.script.args)]
-    polls = frequent_polls(config.max_nodes)
+    polls = quick_rendezvous(config.max_nodes)
     with agent_class(api, watch), polls, _stdout_to_stderr(console.json):
         try:
             api.elastic_launch(config, sys.executable)(*command, *users)
@@ -166,7 +166,7 @@ def _config(request: Launch) -> Any:
         rdzv_backend=request.rdzv_backend,
         rdzv_configs=settings,
         max_restarts=_max_restarts(request),
-        monitor_interval=MONITOR_S,
+        monitor_interval=PAUSE_S,
         local_addr=request.local_addr,
         signals_to_handle=",".join(signal.Signals(number).name for number in heeded()),
         logs_specs=rank_logs(request.run.logs),

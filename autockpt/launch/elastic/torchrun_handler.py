@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from autockpt.launch import environment
 from autockpt.launch.elastic.node_numbers import Seated
-from autockpt.launch.elastic.rendezvous_polls import frequent_polls, liveliness
+from autockpt.launch.elastic.rendezvous_polls import liveliness, quick_rendezvous
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous.api import RendezvousParameters
@@ -35,7 +35,7 @@ class _Numbered(Seated):
 
     def next_rendezvous(self) -> Any:
         """The handler's answer; the ranks that start now inherit the number of this node."""
-        with frequent_polls(self._most_nodes):
+        with quick_rendezvous(self._most_nodes):
             met = super().next_rendezvous()
         os.environ[environment.NODE] = str(self.number)
         return met

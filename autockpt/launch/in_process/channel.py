@@ -7,6 +7,7 @@ too long.  Each end asks the kernel for the process of the other one.
 import contextlib
 import json
 import os
+import select
 import socket
 import struct
 from collections.abc import Mapping
@@ -67,6 +68,15 @@ class Channel:
         messages = [json.loads(line) for line in lines]
         taken, self._descriptors = (self._descriptors, []) if lines else ([], self._descriptors)
         return messages, taken
+
+    def is_ready(self, wait_s: float) -> bool:
+        """Whether `receive` would not wait, now or within so long."""
+        poll = select.poll()
+        try:
+            poll.register(self._sock, select.POLLIN)
+            return bool(poll.poll(wait_s * 1000))
+        except (OSError, ValueError):  # it is closed
+            return True
 
     def close(self) -> None:
         """The other end reads the end, and so does a thread that waits here."""

@@ -4,6 +4,9 @@ After the groups are aborted, a collective on a device may return with no result
 behind that moment may become a checkpoint.
 """
 
+import contextlib
+from collections.abc import Callable, Iterator
+
 
 class Unwound(BaseException):
     """Leaves the function at a boundary: another rank has died."""
@@ -14,6 +17,7 @@ class Unwinding:
 
     def __init__(self) -> None:
         self.is_ordered = False
+        self._end_wait: Callable[[], object] | None = None
         self.is_again = False
         """The function was called again, and has not come to a boundary since.  What fails now may
         fail because the process is not new."""
@@ -22,6 +26,23 @@ class Unwinding:
         """Raises Unwound behind the order."""
         if self.is_ordered:
             raise Unwound("another rank has died")
+
+    def give(self) -> None:
+        """Orders it, from any thread."""
+        self.is_ordered = True
+        if (end := self._end_wait) is not None:
+            end()
+
+    @contextlib.contextmanager
+    def ends(self, wait: Callable[[], object]) -> Iterator[None]:
+        """The order calls `wait`, which ends a wait for other ranks; perhaps twice."""
+        self._end_wait = wait
+        if self.is_ordered:
+            wait()
+        try:
+            yield
+        finally:
+            self._end_wait = None
 
     def require_none(self) -> None:
         """A boundary is there.  Raises Unwound behind the order."""

@@ -417,13 +417,19 @@ class KeeperClient:
         if self._refusals < REFUSALS and self._reconnect(reason):
             return
         self.listener.on_keeper_lost(f"no keeper takes us ({reason}); training goes on unprotected")
+        self._refuse_restore(
+            f"the keeper of node {self._node} closes every connection ({reason}); see "
+            f"logs/keeper-{self._node:03d}.log in {self._run_directory}"
+        )
+
+    def give_up_restore(self) -> None:
+        """Another rank has died, perhaps before its keeper knew it; callable from any thread."""
+        self._refuse_restore("another rank has died")
+
+    def _refuse_restore(self, reason: str) -> None:
         self.restore_orders.put(
             p.RestoreRefused(
-                rank=self.rank,
-                incarnation=self._attach.incarnation,
-                retryable=True,
-                reason=f"the keeper of node {self._node} closes every connection ({reason}); see "
-                f"logs/keeper-{self._node:03d}.log in {self._run_directory}",
+                rank=self.rank, incarnation=self._attach.incarnation, retryable=True, reason=reason
             )
         )
 

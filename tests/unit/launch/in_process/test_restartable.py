@@ -1,5 +1,6 @@
 """The function's side, against a launcher that the test plays."""
 
+import gc
 import json
 import logging
 import os
@@ -124,6 +125,67 @@ def test_a_failure_of_its_own_is_raised(launcher: Launcher) -> None:
     with pytest.raises(TypeError, match="a mistake"):
         restartable.Loop(other.there).run(_raising(TypeError("a mistake")))
     other.close()
+
+
+def test_a_wait_that_begins_behind_the_order_ends_too(launcher: Launcher) -> None:
+    """The function may be between two collectives when another rank dies."""
+    waits = []
+
+    def function() -> str:
+        if waits:
+            return "over"
+        deadline = time.monotonic() + 60
+        while not order.of_this_process.is_ordered:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        time.sleep(0.1)  # the first abort is over
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            peer = socket.create_connection(listening.getsockname())
+            accepted, _ = listening.accept()
+            accepted.settimeout(20)
+            waits.append(accepted.recv(1))
+            peer.close()
+            accepted.close()
+        raise ConnectionError("a collective of gloo")
+
+    def play() -> None:
+        launcher.hear()
+        launcher.say(unwind=True)
+        assert launcher.hear() == {"parked": True}
+        launcher.go_on()
+
+    playing = beside(play)
+    assert restartable.Loop(launcher.there).run(function) == "over"
+    playing.join(60)
+    assert waits == [b""]
+
+
+def test_the_order_ends_a_wait_for_keepers() -> None:
+    """Given during the wait, or before it."""
+    unwinding, ended = order.Unwinding(), []
+    with unwinding.ends(lambda: ended.append("during")):
+        assert not ended
+        unwinding.give()
+    with unwinding.ends(lambda: ended.append("before")):
+        pass
+    unwinding.give()
+    assert ended == ["during", "before"]
+
+
+def test_a_release_looks_at_the_objects_of_the_function_alone(launcher: Launcher) -> None:
+    """What was imported before takes ten times as long as the rest of a restart."""
+    before = Launcher  # an object with a dictionary, which the collector knows
+    own: list[Any] = []
+
+    def function() -> tuple[bool, bool]:
+        own.append([own])
+        seen = {id(one) for one in gc.get_objects()}
+        return id(before) in seen, id(own[0]) in seen
+
+    try:
+        assert restartable.Loop(launcher.there).run(function) == (False, True)
+    finally:
+        gc.unfreeze()
 
 
 @pytest.mark.parametrize("leaves", ["thread", "model", "process", "hook"])

@@ -1,0 +1,44 @@
+"""How the agent waits for its ranks, with real processes."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from autockpt.launch.elastic.agent import _wait_for_end
+
+LONG_S = 60.0
+
+
+@pytest.fixture
+def ranks() -> Iterator[list["subprocess.Popen[bytes]"]]:
+    """Two that live, ended with the test."""
+    made = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+    yield made
+    for process in made:
+        process.kill()
+        process.wait()
+
+
+def test_the_death_of_a_rank_ends_the_wait(ranks: list["subprocess.Popen[bytes]"]) -> None:
+    """During the wait, and before it."""
+    pids = [process.pid for process in ranks]
+    killer = threading.Timer(0.1, os.kill, (pids[1], signal.SIGKILL))
+    began_s = time.monotonic()
+    killer.start()
+    _wait_for_end(pids, LONG_S)
+    _wait_for_end(pids, LONG_S)
+    assert time.monotonic() - began_s < LONG_S / 2
+
+
+def test_a_rank_that_has_ended_well_ends_no_wait(ranks: list["subprocess.Popen[bytes]"]) -> None:
+    """Else the launcher would never rest while the others train."""
+    with subprocess.Popen(["true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        began_s = time.monotonic()
+        _wait_for_end([ranks[0].pid, ended.pid], 0.2)
+        assert time.monotonic() - began_s >= 0.2
