@@ -516,7 +516,8 @@ class Saver:
             return
         proofs = tuple(
             p.ReplicaProof(
-                members=one.members, digest=one.digest(), group=one.group if one.readings else "",
+                members=len(one.members), among=one.among, digest=one.digest(),
+                group=one.group if one.readings else "",
                 readings=tuple(
                     p.ShareReading(share=share, digests=tuple(digests))
                     for share, digests in sorted(one.readings.items())

@@ -200,7 +200,7 @@ def _on_wires() -> Iterator[Parser]:
     messages = [
         wire.SlotsWanted(rank=0, image_bytes=4096, chunk_bytes=4096, slots=2),
         wire.SnapshotCopied(
-            rank=0, generation=G, replicas=(p.ReplicaProof(members=(0, 1), digest="ab"),)
+            rank=0, generation=G, replicas=(p.ReplicaProof(members=2, among="cd", digest="ab"),)
         ),
         wire.Status(
             pid=1, term=1, trainers=(0,), memory_committed="", durable="", draining=False,

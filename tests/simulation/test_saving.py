@@ -529,7 +529,7 @@ def test_a_save_that_another_rank_has_passed_is_dropped_in_either_order_of_the_n
 
 def proofs(digest: str, members: tuple[int, ...] = (0, 1)) -> tuple[m.ReplicaProof, ...]:
     """What one rank says of what it shares."""
-    return (m.ReplicaProof(members=members, digest=digest),)
+    return (m.ReplicaProof(members=len(members), among=str(members), digest=digest),)
 
 
 def sealed_with(*said: tuple[m.ReplicaProof, ...], disk: bool = False) -> Cluster:
@@ -548,10 +548,19 @@ def test_a_save_whose_replicas_differ_is_dropped_and_every_rank_is_told_why() ->
     assert cluster.take(m.AnnounceMemoryCommitted) == []
     cluster = sealed_with(proofs("same"), proofs("other"))
     dropped = cluster.take(m.AnnounceDropped)
-    reason = "replicas differ: rank 1 holds other values than ranks [0, 1]"
+    reason = "replicas differ: rank 1 holds other values than ranks [0]"
     assert [one.reason for one in dropped] == [reason]
     assert reason.startswith(m.REPLICAS_DIFFER)
     assert cluster.held(0) == cluster.held(1) == []
+
+
+def test_of_many_replicas_that_differ_a_few_are_named() -> None:
+    """Every node hears of it."""
+    ranks = tuple(range(20))
+    cluster = sealed_with(*(proofs("other" if rank == 3 else "same", ranks) for rank in ranks))
+    reasons = {one.reason for one in cluster.take(m.AnnounceDropped)}
+    named = "replicas differ: rank 3 holds other values than ranks [0, 1, 2, 4, 5, 6, 7, 8]"
+    assert reasons == {f"{named} and 11 more"}
 
 
 def test_replicas_that_differ_are_not_committed_to_disk_either() -> None:

@@ -87,11 +87,13 @@ class ReplicaGroup:
     """The number of the share that this rank stores."""
     shares: list[list[Section]]
     """By member its share, in sections."""
+    among: str = ""
+    """A name of the members."""
 
     def take(self, noted: Callable[[CanaryGroup], bytes | DeviceRead]) -> "Agreement":
         """Return this rank's report of the group as of now; `noted` brings canaries to the host."""
         noted_now = [noted(group) for group in self.canaries]
-        return Agreement(self.members, self.form, noted_now, self.name)
+        return Agreement(self.members, self.form, noted_now, self.name, self.among)
 
 
 @dataclass(slots=True)
@@ -102,6 +104,7 @@ class Agreement:
     form: bytes
     values: list[bytes | DeviceRead]
     group: str = ""
+    among: str = ""
     readings: dict[int, list[str]] = field(default_factory=dict)
     """By share the digest of each section that was read."""
 
@@ -137,13 +140,17 @@ def take_shares(
     if place is None:
         return NOTHING
     grouped: dict[tuple[Members, Members], dict[str, torch.Tensor]] = {}
+    members_of: dict[Members, Members] = {}
+    """By holders: most tensors have the same, and they may be thousands."""
     first: dict[tuple[object, ...], str] = {}
     twins: dict[str, str] = {}
     for name, tensor in tensors.items():
         holders = holdings[name].holders if name in holdings else ()
         if len(holders) < 2 or place.rank not in holders or not tensor.numel():
             continue
-        members = place.members(holders) or (place.rank,)
+        if holders not in members_of:
+            members_of[holders] = place.members(holders) or (place.rank,)
+        members = members_of[holders]
         key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
         if first.setdefault(key, name) != name:
             twins[name] = first[key]
@@ -160,7 +167,8 @@ def take_shares(
         name = xxhash.xxh3_64(repr(holders).encode() + form).hexdigest()
         canaries = canary_groups(found) if len(members) > 1 else []
         sections = [sections_of(share, found) for share in divided]
-        shares.groups.append(ReplicaGroup(members, form, canaries, name, own, sections))
+        among = xxhash.xxh3_64(repr(members).encode()).hexdigest()
+        shares.groups.append(ReplicaGroup(members, form, canaries, name, own, sections, among))
     shares.ranges |= {twin: shares.ranges[n] for twin, n in twins.items() if n in shares.ranges}
     return shares
 

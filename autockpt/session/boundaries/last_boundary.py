@@ -257,7 +257,9 @@ class BoundaryHolder:
 
 def _proofs(held: HeldBoundary) -> tuple[p.ReplicaProof, ...]:
     return tuple(
-        p.ReplicaProof(members=one.members, digest=one.digest(), group="", readings=())
+        p.ReplicaProof(
+            members=len(one.members), among=one.among, digest=one.digest(), group="", readings=()
+        )
         for one in held.replicas
     )
 

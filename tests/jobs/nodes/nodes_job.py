@@ -29,13 +29,37 @@ def environment() -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
+def undisturbed_digest(ranks: int) -> str:
+    """The end of the training by so many ranks on one node, without autockpt."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks),
+               "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *TRAINING,
+               "--no-checkpoint"]  # fmt: skip
+    ended = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    found = re.search(r"^digest: (\w+)$", ended.stdout, re.M)
+    assert found, ended.stderr[-3000:]
+    return found[1]
+
+
 class NodesJob:
-    """One launcher a node; `settings` go to every launcher.  `least` nodes may go on alone."""
+    """One launcher a node, with `ranks` each; `settings` go to every launcher.
+
+    `least` nodes may go on alone.
+    """
 
     def __init__(
-        self, folder: Path, count: int = 2, settings: Sequence[str] = (), *, least: int = 0
+        self,
+        folder: Path,
+        count: int = 2,
+        settings: Sequence[str] = (),
+        *,
+        least: int = 0,
+        ranks: int = 1,
     ) -> None:
         self.run_dir = str(folder / "run")
+        self._ranks = ranks
         self.count, self._settings = count, settings
         self._nodes = f"{least}:{count}" if least else str(count)
         self._logs = [folder / f"launcher-{node}.log" for node in range(count)]
@@ -47,7 +71,7 @@ class NodesJob:
         wanted = [word for setting in self._settings for word in ("--set", setting)]
         command = [
             sys.executable, "-m", "autockpt", "run", "--no-profile", "--nnodes", self._nodes,
-            "--nproc-per-node", "1", "--node-rank", str(node), "--rdzv-id", "nodes",
+            "--nproc-per-node", str(self._ranks), "--node-rank", str(node), "--rdzv-id", "nodes",
             "--rdzv-endpoint", f"127.0.0.1:{self._port}", "--run-dir", self.run_dir,
             "--rdzv-conf", f"is_host={node == 0}",  # else any of them, and it could not be lost
             "--set", "memory.interval=3 steps", "--set", "disk.interval=15 steps", *wanted,
@@ -102,9 +126,8 @@ class NodesJob:
 
     def end(self) -> None:
         """Ends what is left of it."""
-        trainers = [
-            e["pid"] for r in range(self.count) for e in self.events(f"rank-{r:05d}", "RunStarted")
-        ]
+        ranks = range(self.count * self._ranks)
+        trainers = [e["pid"] for r in ranks for e in self.events(f"rank-{r:05d}", "RunStarted")]
         for launcher in self.launchers:
             if launcher.poll() is None:
                 launcher.kill()

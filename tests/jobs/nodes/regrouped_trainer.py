@@ -19,10 +19,17 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.jobs.nodes.trainer import meet, number_of_start, say_started
 from tests.support import trainings
 
+ASTRAY = 30
+
 
 def run_ddp(spec: dict[str, Any], run_dir: str, out: str, namespace: str) -> None:
     """Every rank has all of it."""
     _run(spec, run_dir, Path(out), namespace, DistributedDataParallel)
+
+
+def run_astray(spec: dict[str, Any], run_dir: str, out: str, namespace: str) -> None:
+    """DDP, and rank 1 leaves the others after step `ASTRAY`: they are no replicas any more."""
+    _run(spec, run_dir, Path(out), namespace, DistributedDataParallel, astray=1)
 
 
 def run_fsdp2(spec: dict[str, Any], run_dir: str, out: str, namespace: str) -> None:
@@ -47,6 +54,8 @@ def _run(
     folder: Path,
     namespace: str,
     wrap: Callable[[torch.nn.Module], torch.nn.Module],
+    *,
+    astray: int | None = None,
 ) -> None:
     rank = meet(namespace)
     import autockpt
@@ -63,6 +72,10 @@ def _run(
         while limit.get() <= step:
             time.sleep(0.002)
         train_step(wrapped, optimizer, step)
+        if step == ASTRAY and rank == astray:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(1.0)
         time.sleep(spec["pace_s"])
     trainings.say(folder, event="finished", rank=rank, digest=_digest(model, optimizer))
     dist.barrier()

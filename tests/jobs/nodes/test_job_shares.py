@@ -7,17 +7,26 @@ what the former ranks had at that step, and the end with a training that nobody 
 import os
 import signal
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import torch
 
+import autockpt
+from autockpt.cli import app
+from autockpt.values.goal import SharedAmong
 from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy
+from tests.jobs.kill.ordeal import read_events
 from tests.jobs.nodes.conftest import MakeJob
 from tests.jobs.nodes.network_job import PATIENCE_S, NetworkJob
+from tests.jobs.nodes.nodes_job import NodesJob, undisturbed_digest
 from tests.jobs.nodes.regrouped_trainer import build, undisturbed
 from tests.jobs.nodes.test_regrouped import DISK_STEPS, first_state
 
 DDP = "tests.jobs.nodes.regrouped_trainer:run_ddp"
+ASTRAY = "tests.jobs.nodes.regrouped_trainer:run_astray"
 HSDP = "tests.jobs.nodes.regrouped_trainer:run_hsdp"
 WIDTH = 4096
 STEPS_EACH = 59
@@ -30,7 +39,7 @@ def state_bytes() -> int:
     return 3 * sum(p.nbytes for p in build(WIDTH).parameters())
 
 
-def newest_shards(job: NetworkJob) -> list[Path]:
+def newest_shards(job: NetworkJob | NodesJob) -> list[Path]:
     """The files of the newest durable checkpoint, by rank."""
     folders = sorted(Path(job.run_dir, "checkpoints").glob("ckpt-*"))
     newest = [f for f in folders if (f / "COMMIT").exists()][-1]
@@ -185,3 +194,80 @@ def test_pairs_that_cut_the_state_share_with_the_pairs_that_hold_the_same(
     step, sources = resumed(job, 3 * STEPS_EACH)
     assert sources == ["disk", "disk"], (sources, job.tale())
     assert len(set(job.finish())) == 1, job.tale()
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_ranks_that_hold_other_values_store_all_of_their_own(new_job: MakeJob) -> None:
+    """One of three leaves the others: nothing of it is shared, and each goes on with its own."""
+    job = new_job(3, NO_REDUNDANCY, steps=2 * STEPS_EACH, trainer=ASTRAY, width=WIDTH, shares="job")
+    job.start(STEPS_EACH)
+    promised = reach(job, STEPS_EACH)
+    for rank in range(3):
+        events = read_events(Path(job.run_dir, "telemetry", f"rank-{rank:05d}.jsonl"))
+        degraded = [e for e in events if e["event"] == "Degraded" and e["what"] == "shared state"]
+        assert len(degraded) == 1, degraded
+        assert "rank 1 holds other values than ranks [0, 2]" in degraded[0]["reason"], degraded
+    had = [{f["step"]: f["digest"] for f in job.said(r, "state")} for r in range(3)]
+    assert had[1][STEPS_EACH] != had[0][STEPS_EACH] == had[2][STEPS_EACH]
+    kill_rank(job, 2)
+    former = job.starts
+    job.start(2 * STEPS_EACH)
+    restored = job.restored()
+    step = int(restored[0]["step"])
+    assert step >= promised > 20, (step, promised, job.tale())
+    assert [first_state(job, r, former) for r in range(3)] == [had[r][step] for r in range(3)]
+    ends = job.finish()
+    assert ends[1] != ends[0] == ends[2], job.tale()
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[[SharedAmong], NodesJob]]:
+    """Starts two launchers with two ranks each."""
+    with ExitStack() as stack:
+
+        def start(shares: SharedAmong) -> NodesJob:
+            folder = tmp_path / shares
+            folder.mkdir()
+            job = NodesJob(folder, settings=(f"staging.shares={shares}",), ranks=2)
+            stack.callback(job.end)
+            return job
+
+        yield start
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_ranks_of_launchers_share_and_every_tool_reads_what_they_stored(
+    launch: Callable[[SharedAmong], NodesJob], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """GPT with tied weights, four ranks, a kill; the end is that of a job that shares by node."""
+    job = launch("job")
+    job.wait(lambda: job.durable(1) > 0, "a commit")
+    (started,) = job.events("rank-00003", "RunStarted")
+    os.kill(started["pid"], signal.SIGKILL)
+    promised = max(event["step"] for event in job.events("keeper-001", "MemoryCommitted"))
+    digest = job.finish()
+    restored = job.events("keeper-000", "Restored") + job.events("keeper-001", "Restored")
+    assert {event["source"] for event in restored} == {"memory"}, job.tale()
+    assert all(event["step"] >= promised for event in restored), job.tale()
+    by_node = launch("node")
+    assert digest == by_node.finish() == undisturbed_digest(4), job.tale()
+
+    stored = {
+        one.run_dir: sum(f.stat().st_size for f in newest_shards(one)) for one in (job, by_node)
+    }
+    assert stored[job.run_dir] <= 0.7 * stored[by_node.run_dir], stored
+    state = autockpt.load(job.run_dir)
+    other = autockpt.load(by_node.run_dir)
+    assert state["model"].keys() == other["model"].keys()
+    assert all(torch.equal(state["model"][n], t) for n, t in other["model"].items())
+    weights = str(tmp_path / "weights.pt")
+    for command in (
+        ("verify", job.run_dir), ("show", job.run_dir), ("explain", job.run_dir),
+        ("diff", job.run_dir, by_node.run_dir, "--only", "model"),
+        ("convert", job.run_dir, weights, "--to", "torch"),
+        ("diff", job.run_dir, weights, "--only", "model"),
+    ):  # fmt: skip
+        assert app.run([*command]) == 0, (command, capfd.readouterr())

@@ -4,17 +4,14 @@ The digest of the last state must be that of `torchrun` with two ranks and no au
 """
 
 import os
-import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import keeper_pids
-from tests.jobs.nodes.nodes_job import ROOT, STEPS, TRAINING, NodesJob, environment
+from tests.jobs.nodes.nodes_job import STEPS, NodesJob, undisturbed_digest
 
 
 @pytest.fixture
@@ -28,16 +25,7 @@ def job(tmp_path: Path) -> Iterator[NodesJob]:
 @pytest.fixture(scope="module")
 def undisturbed() -> str:
     """Digest of two ranks on one node, without autockpt."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
-               "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *TRAINING,
-               "--no-checkpoint"]  # fmt: skip
-    ended = subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120,
-        check=False,
-    )  # fmt: skip
-    found = re.search(r"^digest: (\w+)$", ended.stdout, re.M)
-    assert found, ended.stderr[-3000:]
-    return found[1]
+    return undisturbed_digest(2)
 
 
 def _kill_keeper(job: NodesJob, node: int) -> None:

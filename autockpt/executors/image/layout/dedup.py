@@ -44,16 +44,20 @@ Range = tuple[int, int]
 def divide(items: Sequence[Item], members: int) -> list[dict[str, Range]]:
     """By member the ranges it stores; every element of every item is in exactly one of them."""
     shares = _whole(items, [0] * members)
-    loads = [sum(_bytes(items, share)) for share in shares]
+    loads = _loads(items, shares)
     if max(loads) <= (1 + IMBALANCE) * sum(loads) / members:
         return shares
     shares = _whole([item for item in items if not item.divisible], [0] * members)
     return _cut(items, shares)
 
 
-def _bytes(items: Sequence[Item], share: dict[str, Range]) -> list[int]:
+def _loads(items: Sequence[Item], shares: Sequence[dict[str, Range]]) -> list[int]:
+    """Bytes of each share."""
     sizes = {item.name: item.element_bytes for item in items}
-    return [sizes[name] * (stop - start) for name, (start, stop) in share.items()]
+    return [
+        sum(sizes[name] * (stop - start) for name, (start, stop) in share.items())
+        for share in shares
+    ]
 
 
 def _whole(items: Sequence[Item], loads: list[int]) -> list[dict[str, Range]]:
@@ -72,7 +76,7 @@ def _cut(items: Sequence[Item], shares: list[dict[str, Range]]) -> list[dict[str
     """Fills the shares up to equal size with ranges of one line of divisible tensors."""
     line = sorted((item for item in items if item.divisible), key=lambda item: item.name)
     total = sum(item.nbytes for item in items)
-    loads = [sum(_bytes(items, share)) for share in shares]
+    loads = _loads(items, shares)
     member, full = 0, loads[0]
     for item in line:
         start, unit = 0, max(1, CUT_BYTES // item.element_bytes)

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 from autockpt.executors.protocol import messages as m
 
+NAMED = 8
+"""Ranks of a difference that a message names: every node gets it."""
+
 _Share = tuple[str, int, int]
 """(group, number of members, share)."""
 
@@ -55,8 +58,7 @@ class ReplicaComparison:
         first, ranks = differences[0], _ranks(decided or differences)
         if not known or (not decided and 2 * len(differences) > compared):
             self._open.clear()  # they are no replicas, and nothing of them is compared any more
-            others = sorted(ranks - {min(ranks)})
-            return f"rank {min(ranks)} holds other values than ranks {others}"
+            return _odd(min(ranks), ranks)
         first = (decided or differences)[0]
         dispute = _dispute(
             nodes, ranks, named=bool(decided), share=first.share, section=first.section
@@ -70,7 +72,7 @@ class ReplicaComparison:
         for shard in shards:
             for proof in shard.replicas:
                 for reading in proof.readings:
-                    share = (proof.group, len(proof.members), reading.share)
+                    share = (proof.group, proof.members, reading.share)
                     read.setdefault(share, {})[shard.rank] = reading.digests
         compared, differences = 0, []
         for share, by_rank in read.items():
@@ -95,22 +97,29 @@ class ReplicaComparison:
         self, nodes: Sequence[int], shards: list[m.HeldShard]
     ) -> m.Dispute | str | None:
         """By the few elements of each tensor that every seal tells of."""
-        said: dict[tuple[int, ...], dict[int, m.ReplicaProof]] = {}
+        said: dict[tuple[str, int], dict[int, m.ReplicaProof]] = {}
         for shard in shards:
             for proof in shard.replicas:
-                said.setdefault(proof.members, {})[shard.rank] = proof
-        for members, proofs in said.items():
+                said.setdefault((proof.among, proof.members), {})[shard.rank] = proof
+        for (_, members), proofs in said.items():
             values = {rank: proof.digest for rank, proof in proofs.items()}
             if len(set(values.values())) < 2:
                 continue
-            vote = _vote(("", len(members), 0), 0, values)
+            vote = _vote(("", members, 0), 0, values)
             groups = {proof.group for proof in proofs.values()}
             known = {(share[0], rank) for share, rank in self._equal}
             if vote.decided and all((g, rank) in known for g in groups for rank in vote.outvoted):
                 return _dispute(nodes, set(vote.outvoted), named=True)
             odd = min(vote.outvoted if vote.decided else set(values) - {min(values)})
-            return f"rank {odd} holds other values than ranks {list(members)}"
+            return _odd(odd, values)
         return None
+
+
+def _odd(rank: int, ranks: Iterable[int]) -> str:
+    """That a rank differs from these; of many ranks the first ones are named."""
+    others = sorted({*ranks} - {rank})
+    more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
+    return f"rank {rank} holds other values than ranks {others[:NAMED]}{more}"
 
 
 def _vote(share: _Share, section: int, said: dict[int, str]) -> _Difference:

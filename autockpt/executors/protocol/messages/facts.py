@@ -41,10 +41,12 @@ class ShareReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaProof:
-    """Proof of the state that a rank shares with others of its node, as its shard has it."""
+    """Proof of the state that a rank shares with others, as its shard has it."""
 
-    members: tuple[int, ...]
-    """Ranks that must say the same, ascending."""
+    members: int
+    """Number of the ranks that must say the same."""
+    among: str
+    """Digest of these ranks: a list in each seal would grow with the square of their number."""
     digest: str
     """Digest of names and forms, and of a few elements of each tensor."""
     group: str = ""

@@ -70,7 +70,7 @@ class Replica:
         assert snapshot.error is None
         proofs = tuple(
             m.ReplicaProof(
-                members=one.members, digest=one.digest(), group=one.group,
+                members=len(one.members), among=one.among, digest=one.digest(), group=one.group,
                 readings=tuple(
                     m.ShareReading(share=share, digests=tuple(found))
                     for share, found in one.readings.items()
