@@ -5,6 +5,10 @@ the global generator when its iterator is made; some samplers draw from other ge
 (`shuffle_rng`).  Their states are kept from that moment.  A restart rebuilds the iterator under
 them and skips by index without loading anything.
 
+A streamed data set of Hugging Face has a state that is not its place.  A shuffle buffer is not in
+it, and later passes begin there too.  Its order is drawn by its own seed.  So a restart reads the
+epoch's batches again, and passes over them.
+
 With another number of replicas, or another batch size, the position is a number of samples.  The
 remaining samples of the epoch's order are distributed anew (`state/sampler_state.py`).
 """
@@ -20,6 +24,7 @@ from autockpt.executors.state import sampler_state
 from autockpt.executors.state.live_state import Stateful
 from autockpt.executors.state.loader_rng import (
     forget,
+    is_streamed,
     is_torchdata,
     load_without_rng_draw,
     preserve_rng,
@@ -90,10 +95,12 @@ class DataPosition:
         self._resuming = False
         self._going_on = False
         """The loader has taken the state of an epoch under way, and not been iterated since."""
-        self._stateful = isinstance(loader, Stateful)
+        self.is_read_again = is_streamed(loader)
+        """A resumed epoch is read from its beginning, and not skipped by index."""
+        self._stateful = isinstance(loader, Stateful) and not self.is_read_again
         self.by_index = not self._stateful
         """This epoch is resumed by skipping; a stateful loader's when it was shared out anew."""
-        if not self._stateful:
+        if not self._stateful and not self.is_read_again:
             _require_plain_loader(loader)
         self._built = {} if self._stateful else values_of(loader)
         """Numbers of samplers as the script made them."""
@@ -313,6 +320,8 @@ class DataPosition:
             self._shuffle = shuffle_of(self.loader)
         if self._others is None:
             self._others = others_of(self.loader)
+        if self.is_read_again:
+            return self._read_epoch()
 
         def as_then() -> None:
             put_back(self.loader, self._shuffle, self._others)
@@ -329,6 +338,13 @@ class DataPosition:
         if not self._stateful and _keeps_workers(clone):
             self._plain = clone
         return _handing_over(clone, made)
+
+    def _read_epoch(self) -> Iterator[Any]:
+        put_back(self.loader, self._shuffle, self._others)
+        batches: Iterator[Any] = iter(self.loader)
+        for _ in range(self.index):
+            next(batches, None)
+        return batches
 
     def _before_order(self) -> None:
         """Generators as they were when the order was drawn, if others drew since `iter`."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from autockpt.executors.state.rng import rng_state, set_rng_state
 
@@ -55,6 +55,13 @@ def seeds_of(loader: Any) -> dict[str, Any]:
 def is_torchdata(loader: Any) -> bool:
     """One of its stateful loaders."""
     return isinstance(loader, DataLoader) and "next_iter_state" in loader.__dict__
+
+
+def is_streamed(loader: Any) -> bool:
+    """A DataLoader over a data set of Hugging Face that streams."""
+    dataset = loader.dataset if isinstance(loader, DataLoader) else None
+    kind = next((k for k in type(dataset).__mro__ if k.__module__.startswith("datasets.")), None)
+    return kind is not None and isinstance(dataset, IterableDataset)
 
 
 def forget(loader: Any) -> None:

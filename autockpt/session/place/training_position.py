@@ -202,6 +202,7 @@ class TrainingPosition:
             return
         if self.data is not None and resumed.progress.get("data") is not None:
             self.data.load(resumed.progress["data"])
+            self._say_of_reading(self.data)
             self.data.prepare()
         self._take_extra(resumed)
         if resumed.rng is not None:  # a checkpoint of another system has none
@@ -225,6 +226,14 @@ class TrainingPosition:
             self._rank.say(
                 f"DDP of {', '.join(left)} groups its gradients anew: the first iteration may "
                 "differ in last bits from that of a run that went on"
+            )
+
+    def _say_of_reading(self, data: DataPosition) -> None:
+        if data.is_read_again and data.index:
+            self._rank.say(
+                f"data: {data.index} batches of this epoch are read again and passed over: a "
+                "streamed data set does not say where its shuffle buffer stands",
+                always=True,
             )
 
     def note_nan(self, resumed: Resumed) -> None:

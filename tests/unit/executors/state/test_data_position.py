@@ -451,6 +451,76 @@ def test_a_stateful_loader_is_asked(before: int) -> None:
     run_and_resume(Stateful, before, 10)
 
 
+class Streamed(IterableDataset[int]):
+    """As Hugging Face's: a buffer that its state lacks, and a state that each later pass takes."""
+
+    def __init__(self) -> None:
+        self._at, self._from = 0, 0
+
+    def __iter__(self) -> Iterator[int]:
+        rng, held, self._at = np.random.default_rng(7), [], self._from
+        while self._at < ITEMS:
+            held.append(self._at)
+            self._at += 1
+            if len(held) == 6:
+                yield held.pop(int(rng.integers(6)))
+        yield from held
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place of the source."""
+        return {"at": self._at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Passes begin there."""
+        self._from = state["at"]
+
+
+Streamed.__module__ = "datasets.iterable_dataset"
+
+
+def _streamed_torchdata() -> Any:
+    loaders = pytest.importorskip("torchdata.stateful_dataloader")
+    return loaders.StatefulDataLoader(Streamed(), batch_size=3)
+
+
+STREAMED: dict[str, Callable[[], Any]] = {
+    "plain": lambda: DataLoader(Streamed(), batch_size=3),
+    "workers": lambda: DataLoader(Streamed(), batch_size=3, num_workers=2),
+    "persistent": lambda: DataLoader(
+        Streamed(), batch_size=3, num_workers=1, persistent_workers=True
+    ),
+    "torchdata": _streamed_torchdata,
+}
+
+
+@pytest.mark.parametrize("name", STREAMED)
+@pytest.mark.parametrize("before", [0, 3, 7, 8, 11])
+def test_a_streamed_data_set_is_read_again(name: str, before: int) -> None:
+    """Also a pass behind the resumed one is whole, and the random numbers go on."""
+    make = STREAMED[name]
+    whole = stream(make(), 20)
+    position = DataPosition(make())
+    assert position.is_read_again
+    batches = position.batches()
+    for _ in range(before):
+        next(batches)
+    saved = stored(position.state())
+    torch.manual_seed(99)
+    resumed = DataPosition(make())
+    resumed.load(saved)
+    state = torch.get_rng_state()
+    rest = [resumed.next().tolist()]
+    assert before in (0, 8) or torch.equal(state, torch.get_rng_state())  # else an epoch begins
+    rest += [resumed.next().tolist() for _ in range(19 - before)]
+    assert rest == whole[before:]
+
+
+def stream(loader: Any, count: int) -> list[list[int]]:
+    """Batches of a run that nothing disturbs."""
+    batches = DataPosition(loader).batches()
+    return [next(batches).tolist() for _ in range(count)]
+
+
 def test_another_kind_of_loader_is_refused() -> None:
     """Both ways; nothing is guessed."""
     plain, stateful = DataPosition(DataLoader(DATA)), DataPosition(Stateful())
