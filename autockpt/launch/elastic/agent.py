@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from autockpt.launch.elastic.node_numbers import Seated, hosts_rendezvous
 from autockpt.launch.elastic.rank_store import RankStores
 from autockpt.launch.elastic.request import Ending, Launch
 from autockpt.launch.elastic.signals import Announced, install, kill_groups, signals_wait
-from autockpt.launch.in_process.survivors import Survivors
+from autockpt.launch.in_process.survivors import ALONE_S, ELSEWHERE_S, Survivors
 from autockpt.launch.rank_env import allocation_left_s
 from autockpt.launch.standby.pool import StandbyPool
 from autockpt.policies.restart.announced import LauncherTimes, grace_s, launcher_times
@@ -56,7 +56,8 @@ class Watch:
         run = request.run
         self._news = news
         self.standbys = StandbyPool(run, request.standby, console)
-        self.survivors = Survivors(console)
+        waits_s = ALONE_S if request.single_node else ELSEWHERE_S
+        self.survivors = Survivors(console, alone_s=waits_s)
         self._incidents = Incidents(run, console)
         self._request = request
         self._console = console
@@ -375,6 +376,7 @@ def agent_class(api: Any, watch: Watch) -> Iterator[None]:
         def _start_workers(self, worker_group: Any) -> Any:
             with signals_wait():
                 watch.starting(worker_group.group_rank)
+                watch.survivors.first_rank = worker_group.workers[0].global_rank
             started = super()._start_workers(worker_group)
             self._heed()
             return started
@@ -385,7 +387,7 @@ def agent_class(api: Any, watch: Watch) -> Iterator[None]:
             ended = any(_status(pid) is not None for pid in pids)
             with signals_wait():
                 watch.look(pids)
-            self._look_for_survivors()
+            self._ask_survivors(lambda handlers: watch.survivors.look(handlers, _has_ended))
             if watch.survivors.any and not ended:
                 # A rank that dies now is met at the next tick: torchelastic would end the others.
                 return self._stuck_in_kernel(worker_group) or RunResult(state=WorkerState.HEALTHY)
@@ -405,13 +407,19 @@ def agent_class(api: Any, watch: Watch) -> Iterator[None]:
             timeout_s = getattr(self, "_uninterruptible_state_timeout", 0)
             return check(worker_group, timeout_s) if check is not None and timeout_s > 0 else None
 
-        def _look_for_survivors(self) -> None:
+        def _restart_workers(self, worker_group: Any) -> None:
+            if worker_group.state == WorkerState.HEALTHY:  # it begins on another node
+                self._ask_survivors(watch.survivors.leave)
+                watch.survivors.say_reasons()
+            super()._restart_workers(worker_group)
+
+        def _ask_survivors(self, ask: Callable[[dict[int, Any]], None]) -> None:
             """Signals are not held back: a survivor may need seconds."""
             handlers = getattr(self._pcontext, "subprocess_handlers", None)
             if not isinstance(handlers, dict):
                 return  # there are no processes yet, or another version of torch
             try:
-                watch.survivors.look(handlers, _has_ended)
+                ask(handlers)
             except api.SignalException:
                 raise
             except Exception as error:

@@ -195,10 +195,10 @@ def restartable(function: Callable[P, R]) -> Callable[P, R]:
     """Lets a rank that survives another one's death run the function again, in the same process.
 
     `function` does the whole training: it makes the process group, the model and the data, calls
-    `attach`, and trains.  When another rank of the machine has died, `autockpt run` has it called
-    again with the same arguments.  It must not build on values that an earlier call has left in
-    global variables.  With several nodes, one rank, or another launcher it is an ordinary function.
-    So is each further call in one script.
+    `attach`, and trains.  When another rank has died, `autockpt run` has it called again with the
+    same arguments.  It must not build on values that an earlier call has left in global variables.
+    With one rank or another launcher it is an ordinary function.  So is each further call in one
+    script.
     """
 
     @functools.wraps(function)
@@ -222,9 +222,9 @@ def restartable(function: Callable[P, R]) -> Callable[P, R]:
 
 def _launcher() -> Channel | None:
     """The connection to a launcher that restarts so; None: there is none, or it could not."""
-    ranks, nodes = number(os.environ, "WORLD_SIZE"), number(os.environ, "GROUP_WORLD_SIZE")
+    ranks = number(os.environ, "WORLD_SIZE") or 1
     on_main = threading.current_thread() is threading.main_thread()
-    if (ranks or 1) < 2 or nodes != 1 or not on_main or os.environ.get("AUTOCKPT_MODE") != "run":
+    if ranks < 2 or not on_main or os.environ.get("AUTOCKPT_MODE") != "run":
         return None
     if not _claim():
         _say_once("a script has one restartable function, which is called once")

@@ -24,6 +24,8 @@ from autockpt.launch.standby.pool import handler_of, ranks_from
 
 ALONE_S = 1.0
 """A function that fails so long before any rank has died has failed by itself."""
+ELSEWHERE_S = 3.0
+"""So long in a job of several nodes: the launcher of a dead rank first frees its own survivors."""
 DYING_S = 8.0
 """So long where the function of another rank has ended: that rank may be about to die."""
 ENDED = "its function had ended"
@@ -73,8 +75,9 @@ class _Parked:
 class Survivors:
     """The functions of one launcher's ranks."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, *, alone_s: float = ALONE_S) -> None:
+        """`alone_s`: as ALONE_S and ELSEWHERE_S."""
+        self._console, self._alone_s = console, alone_s
         self._listener: socket.socket | None = None
         self._functions: dict[int, _Function] = {}
         """By process."""
@@ -87,6 +90,8 @@ class Survivors:
         self._unfit = ""
         """As of `Survivor`."""
         self._said: set[str] = set()
+        self.first_rank = 0
+        """The rank of local rank 0, as the user knows it."""
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
@@ -114,11 +119,16 @@ class Survivors:
         if dead:
             self._park(handlers, dead)
             return
-        wait_s = ALONE_S if self._pids <= self._functions.keys() else DYING_S
+        wait_s = self._alone_s if self._pids <= self._functions.keys() else DYING_S
         for function in self._functions.values():
             if function.failed_s is not None and time.monotonic() > function.failed_s + wait_s:
                 function.failed_s = None
                 function.channel.send({"alone": True})
+
+    def leave(self, handlers: dict[int, Any]) -> None:
+        """The ranks of all nodes start again, because of another node: all of these survive."""
+        if self._listener is not None:
+            self._park(handlers, set())
 
     @property
     def any(self) -> bool:
@@ -200,12 +210,12 @@ class Survivors:
     def say_reasons(self) -> None:
         """The job goes on: why survivors of the death have new processes."""
         for local, reason in sorted(self._reasons.items()):
-            self._say(f"rank {local} goes on in a new process: {reason}")
+            self._say_reason(local, reason)
 
     @property
     def parked(self) -> tuple[int, ...]:
-        """Local ranks whose processes wait for the next start."""
-        return tuple(sorted(self._parked))
+        """Ranks whose processes wait for the next start."""
+        return tuple(self.first_rank + local for local in sorted(self._parked))
 
     @property
     def pids(self) -> list[int]:
@@ -230,7 +240,7 @@ class Survivors:
             if handler is not None:
                 return handler
             self._reasons[local] = f"it did not begin anew within {TAKEN_S:.0f} s"
-            self._say(f"rank {local} goes on in a new process: {self._reasons[local]}")
+            self._say_reason(local, self._reasons[local])
             _kill(process)
         reason = self._reasons.pop(local, "")
         if reason:
@@ -290,6 +300,9 @@ class Survivors:
     def _kill_parked(self) -> None:
         while self._parked:
             _kill(self._parked.popitem()[1][1])
+
+    def _say_reason(self, local: int, reason: str) -> None:
+        self._say(f"rank {self.first_rank + local} goes on in a new process: {reason}")
 
     def _say(self, text: str) -> None:
         if text not in self._said:

@@ -10,6 +10,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -68,7 +69,7 @@ class Body(torch.nn.Sequential):
 def main(offset):
     started[0] += 1
     start, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
-    open(f"{folder}/begun-{start}-{rank}", "x").close()
+    open(f"{folder}/begun-{start}-{rank}", "w").close()
     may_die("call")
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -144,7 +145,7 @@ class Job:
 
     def __init__(
         self, folder: Path, steps: int, *, ranks: int, leaves: str, standby: str,
-        deaths: Sequence[Death],
+        deaths: Sequence[Death], nodes: int,
     ) -> None:  # fmt: skip
         folder.mkdir()
         (folder / "deaths").write_text(json.dumps([asdict(death) for death in deaths]))
@@ -153,13 +154,31 @@ class Job:
         settings = ["memory.interval=4steps", "disk.interval=1000steps", "retune=false",
                     f"restart.standby={standby}"]  # fmt: skip
         sets = [word for setting in settings for word in ("--set", setting)]
-        with open(folder / "log", "wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "autockpt", "run", "--nproc-per-node", str(ranks),
-                 "--no-profile", "--max-restarts", "100", "--run-dir", str(self.run), *sets, "--",
-                 str(folder / "train.py"), str(folder), str(steps), leaves],
-                env=environment(), cwd=folder, stdout=log, stderr=subprocess.STDOUT,
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        meeting = ["--nnodes", str(nodes), "--rdzv-id", "job", "--rdzv-endpoint",
+                   f"127.0.0.1:{port}"] if nodes > 1 else []  # fmt: skip
+        command = [
+            sys.executable, "-m", "autockpt", "run", "--nproc-per-node", str(ranks // nodes),
+            *meeting, "--no-profile", "--max-restarts", "100", "--run-dir", str(self.run), *sets,
+            "--", str(folder / "train.py"), str(folder), str(steps), leaves,
+        ]  # fmt: skip
+        self._command = command
+        self.processes = [self._launch() for _ in range(nodes)]
+        self.process = self.processes[0]
+
+    def _launch(self) -> "subprocess.Popen[bytes]":
+        with open(self.folder / "log", "ab") as log:
+            return subprocess.Popen(
+                self._command, env=environment(), cwd=self.folder, stdout=log,
+                stderr=subprocess.STDOUT,
             )  # fmt: skip
+
+    def replace_launcher(self, node: int) -> None:
+        """It is killed, its ranks end with it, and another one comes."""
+        self.processes[node].kill()
+        self.processes[node].wait()
+        self.processes[node] = self._launch()
 
     def rows(self, rank: int) -> list[list[str]]:
         """(step, process, digest, samples) of each iteration; a line under way is left out."""
@@ -201,26 +220,30 @@ class Job:
 
     def finish(self) -> None:
         """To the end of the training."""
-        assert self.process.wait(PATIENCE_S) == 0, self.said()[-6000:]
+        for process in self.processes:
+            assert process.wait(PATIENCE_S) == 0, self.said()[-6000:]
 
 
 @contextlib.contextmanager
 def job(
     folder: Path, steps: int, *, ranks: int = 2, leaves: str = "nothing", standby: str = "off",
-    deaths: Sequence[Death] = (),
+    deaths: Sequence[Death] = (), nodes: int = 1,
 ) -> Iterator[Job]:  # fmt: skip
     """Ends with the test."""
-    made = Job(folder, steps, ranks=ranks, leaves=leaves, standby=standby, deaths=deaths)
+    made = Job(folder, steps, ranks=ranks, leaves=leaves, standby=standby, deaths=deaths,
+               nodes=nodes)  # fmt: skip
     try:
         yield made
     finally:
-        if made.process.poll() is None:
-            made.process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                made.process.wait(60)
-        if made.process.poll() is None:
-            made.process.kill()
-            made.process.wait()
+        for process in made.processes:
+            if process.poll() is None:
+                process.terminate()
+        for process in made.processes:
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def require_exact(disturbed: Job, undisturbed: Job) -> None:
@@ -254,6 +277,35 @@ def test_survivors_go_on_in_their_processes(tmp_path: Path) -> None:
     assert "rank 0, 2, 3 in its own process" in killed.said()
     logs = sorted(killed.run.glob("logs/*-attempt-*/rank-00002.out"))
     assert [path.read_text() for path in logs] == ["", "rank 2 is done in call 2\n"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_survivors_of_all_nodes_go_on_in_their_processes(tmp_path: Path) -> None:
+    """Two launchers with two ranks each; first a rank of one node dies, then one of the other."""
+    deaths = [Death(rank=3, place="backward", step=21), Death(rank=0, place="forward", step=42)]
+    with job(tmp_path / "a", 60, ranks=4) as whole:
+        whole.finish()
+    with job(tmp_path / "b", 60, ranks=4, nodes=2, deaths=deaths) as killed:
+        killed.finish()
+    require_exact(killed, whole)
+    assert "rank 2 in its own process" in killed.said()
+    kinds = [[start["process"] for start in killed.starts(rank)] for rank in range(4)]
+    assert kinds == [["new", "same", "new"], *[["new", "same", "same"]] * 2, ["new", "new", "same"]]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_survivors_of_a_lost_launcher_go_on_with_its_replacement(tmp_path: Path) -> None:
+    """Whose ranks are new; the others have a process of either kind, and train the same."""
+    with job(tmp_path / "a", 60, ranks=4) as whole:
+        whole.finish()
+    with job(tmp_path / "b", 60, ranks=4, nodes=2) as killed:
+        killed.wait(lambda: killed.step() >= 20, "step 20")
+        killed.replace_launcher(1)
+        killed.finish()
+    require_exact(killed, whole)
+    assert all(len(killed.starts(rank)) == 2 for rank in range(4))
 
 
 @pytest.mark.slow

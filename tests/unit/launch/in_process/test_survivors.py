@@ -95,6 +95,25 @@ def test_the_end_of_one_connection_ends_no_later_one(ranks: Ranks) -> None:
     assert ranks.survivors.any
 
 
+def test_all_ranks_survive_a_death_on_another_node(ranks: Ranks) -> None:
+    """They have the numbers of the whole job in what is said."""
+    rank = ranks.connect()
+    ranks.look(os.getpid())
+
+    def leave() -> None:
+        assert rank.receive() == ([{"unwind": True}], [])
+        rank.send({"parked": True})
+
+    thread = threading.Thread(target=leave, daemon=True)
+    thread.start()
+    handlers: dict[int, Any] = {0: SimpleNamespace(proc=SimpleNamespace(pid=os.getpid()))}
+    ranks.survivors.first_rank = 6
+    ranks.survivors.leave(handlers)
+    thread.join(60)
+    assert ranks.survivors.parked == (6,)
+    assert handlers[0].poll() == 0
+
+
 def test_reasons_are_said_when_the_job_goes_on(ranks: Ranks) -> None:
     """A job that ends has no new processes."""
     rank = ranks.connect()
