@@ -38,6 +38,8 @@ class Machine:
         self.folder, self.url = folder, url
         self._ranks = ranks
         self.options: tuple[str, ...] = ()
+        self.arguments: tuple[str, ...] = ()
+        """Of the script."""
         self.launcher: tuple[str, ...] = ()
         """The module of another launcher with its options; empty: `autockpt run` launches."""
         self.job: subprocess.Popen[bytes] | None = None
@@ -66,7 +68,7 @@ class Machine:
         for one in (f"disk.path={self.url}", "memory.interval=5 steps", "disk.interval=10 steps",
                     "retune=false", *settings):  # fmt: skip
             argv += ["--set", one]
-        argv += [*self.options, "--", str(SCRIPT), "--steps", str(steps)]
+        argv += [*self.options, "--", str(SCRIPT), "--steps", str(steps), *self.arguments]
         with open(self.folder / "out", "ab") as out:
             self.job = subprocess.Popen(
                 argv, cwd=self.folder, env={**environment(), "TEST_PACE_S": str(pace_s)},
@@ -118,7 +120,7 @@ class Nodes:
         self._torchrun = torchrun
         self.machines = [Machine(folder / f"node{number}", url) for number in range(2)]
 
-    def start(self, *, steps: int, pace_s: float) -> None:
+    def start(self, *, steps: int, pace_s: float, settings: tuple[str, ...] = ()) -> None:
         """Starts a launcher on each."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -131,11 +133,11 @@ class Nodes:
                                 "--nproc-per-node", "1", "-m", "--")  # fmt: skip
             else:
                 one.options = meeting
-            one.start(steps=steps, pace_s=pace_s)
+            one.start(steps=steps, pace_s=pace_s, settings=settings)
 
-    def run(self, *, steps: int, pace_s: float) -> dict[int, str]:
+    def run(self, *, steps: int, pace_s: float, settings: tuple[str, ...] = ()) -> dict[int, str]:
         """The digests by rank, when both have ended."""
-        self.start(steps=steps, pace_s=pace_s)
+        self.start(steps=steps, pace_s=pace_s, settings=settings)
         return self.machines[0].finish() | self.machines[1].finish()
 
     @property
@@ -171,10 +173,11 @@ def wait_for(url: str, *, checkpoints: int) -> list[str]:
     return names
 
 
-def bare(folder: Path, *, steps: int, seed: int = 0) -> str:
+def bare(folder: Path, *, steps: int, seed: int = 0, width: int = 64) -> str:
     """The digest of a training without autockpt that nobody disturbs."""
+    words = ["--bare", "--seed", str(seed), "--steps", str(steps), "--width", str(width)]
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--bare", "--seed", str(seed), "--steps", str(steps)],
+        [sys.executable, str(SCRIPT), *words],
         cwd=folder, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S,
         check=True,
     )  # fmt: skip
@@ -246,6 +249,27 @@ def test_two_nodes_share_nothing_but_the_store(tmp_path: Path, s3: None, torchru
         first.lose()
     with nodes(tmp_path / "second", url, torchrun=torchrun) as second:
         assert second.run(steps=60, pace_s=0.0) == expected
+        assert "resumed step" in second.said, second.said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_nodes_that_share_put_into_the_store_once_what_both_hold(tmp_path: Path, s3: None) -> None:
+    """DDP: the store has one state in two shards, from which new nodes resume."""
+    url, width, settings = URL.format("shares"), 4096, ("staging.shares=job",)
+    end = bare(tmp_path, steps=60, width=width)
+    with nodes(tmp_path / "first", url) as first, nodes(tmp_path / "second", url) as second:
+        for one in (*first.machines, *second.machines):
+            one.arguments = ("--ddp", "--seed", "0", "--width", str(width))
+        first.start(steps=60, pace_s=0.1, settings=settings)
+        newest = f"{url}/{wait_for(url, checkpoints=2)[-1]}"
+        stored = place_of(url).sizes(newest)
+        sizes = [nbytes for name, nbytes in stored.items() if name.startswith("shard-")]
+        state_bytes = 3 * 4 * (2 * 16 * width + width + 16)
+        assert len(sizes) == 2
+        assert sum(sizes) <= 1.05 * state_bytes, (sizes, state_bytes)
+        first.lose()
+        assert second.run(steps=60, pace_s=0.0, settings=settings) == {0: end, 1: end}
         assert "resumed step" in second.said, second.said
 
 

@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--seed", type=int)
+    parser.add_argument("--ddp", action="store_true", help="with the same seed on all ranks")
     parser.add_argument("--bare", action="store_true")
     parser.add_argument("--url", help="of the checkpoints, without `autockpt run`")
     options = parser.parse_args()
@@ -28,7 +29,11 @@ def main() -> None:
         dist.init_process_group("gloo")
     rank = dist.get_rank() if dist.is_initialized() else 0
     torch.manual_seed(rank if options.seed is None else options.seed)
-    model = nn.Sequential(nn.Linear(16, options.width), nn.ReLU(), nn.Linear(options.width, 16))
+    model: nn.Module = nn.Sequential(
+        nn.Linear(16, options.width), nn.ReLU(), nn.Linear(options.width, 16)
+    )
+    if options.ddp:
+        model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     steps: Iterable[int] = range(options.steps)
     if not options.bare:
