@@ -9,6 +9,7 @@ from autockpt.policies.cost_model.expectation import rates_of
 from autockpt.policies.interval.choose import tiers_of
 from autockpt.policies.interval.nesting import Tiers
 from autockpt.policies.redundancy.peer_costs import peer_costs
+from autockpt.policies.staging.shares import as_stored
 from autockpt.values.goal import Goal
 from autockpt.values.plan import CheckpointPlan
 from autockpt.values.profile import Profile
@@ -16,6 +17,7 @@ from autockpt.values.profile import Profile
 
 def costs_of_plan(profile: Profile, goal: Goal, plan: CheckpointPlan) -> Costs:
     """Return the cost of one checkpoint of this plan, as `decide` computed it."""
+    profile = as_stored(profile, goal)
     write, _ = choose_writing(profile, goal)
     disk = plan.tier("disk")
     steps = disk.interval_steps if "delta" in disk.codec.values() else None

@@ -38,9 +38,8 @@ def choose_shares(profile: Profile, goal: Goal) -> SharesChoice:
         if not of_job:
             return SharesChoice(profile=profile, choice=None)
         choice = Choice(name="shares", chosen="job", reason=_as_measured(profile), binding=binding)
-        known = profile.recovery.restore_memory.source == "measured" or not state.restored_bytes
-        rest = 0 if known else state.restored_bytes - state.total_bytes
-        fetch_s = _fetch_s(profile, ranks_per_node(profile) * rest) if rest > 0 else 0.0
+        rest = max(0, state.restored_bytes - state.total_bytes)
+        fetch_s = _fetch_s(profile, ranks_per_node(profile) * rest) if rest else 0.0
         return SharesChoice(profile=_fetching(profile, fetch_s), choice=choice)
     alone, once = (ranks_per_node(profile) * n for n in (state.total_bytes, once_bytes(state)))
     fetch_s = _fetch_s(profile, alone - once)
@@ -71,6 +70,11 @@ def choose_shares(profile: Profile, goal: Goal) -> SharesChoice:
     return SharesChoice(
         profile=_stored_once(profile, fetch_s) if of_job else profile, choice=choice
     )
+
+
+def as_stored(profile: Profile, goal: Goal) -> Profile:
+    """The profile of the job as it stores its state."""
+    return choose_shares(profile, goal).profile
 
 
 def once_bytes(state: StateInventory) -> int:
@@ -111,8 +115,10 @@ def _stored_once(profile: Profile, fetch_s: float) -> Profile:
 
 
 def _fetching(profile: Profile, fetch_s: float) -> Profile:
-    """A restore from memory waits for other nodes, too."""
+    """A restore from memory waits for other nodes, too; measured ones have."""
     memory = profile.recovery.restore_memory
+    if memory.source == "measured":
+        return profile
     memory = replace(memory, value_s=memory.value_s + fetch_s)
     return replace(profile, recovery=replace(profile.recovery, restore_memory=memory))
 

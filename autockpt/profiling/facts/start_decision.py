@@ -18,6 +18,7 @@ from autockpt.policies.redundancy.link_speeds import (
     scheme_at,
 )
 from autockpt.policies.redundancy.peer_costs import peer_costs
+from autockpt.policies.staging.shares import as_stored
 from autockpt.policies.staging.write_path import best_ways, choose_write
 from autockpt.profiles.assemble import derive_recovery
 from autockpt.profiles.failures import estimate_rates, estimate_recovery
@@ -78,10 +79,10 @@ def decide_start(
     exchange = ExchangeWatch()
     if profile is not None:
         codecs, ways = codecs_by_speed(profile, goal), best_ways(profile, goal.pins)
-        measured = with_evidence(profile, known)
+        measured = as_stored(with_evidence(profile, known), goal)
         rates, recovery = measured.failures, measured.recovery
         # Which failures other nodes' memory serves is of this machine, too.
-        profile = replace(profile, failures=rates)
+        profile = as_stored(replace(profile, failures=rates), goal)
         prior = plan_costs(profile, goal, plan)
         exchange = ExchangeWatch(
             table=exchanges_by_speed(profile, goal, plan.redundancy),
@@ -134,8 +135,8 @@ def with_evidence(profile: Profile, known: FailureEvidence, *, starting: bool = 
     before, now = profile.failures, known.rates
     more = _events(now) > _events(before)
     recovery = derive_recovery(
-        known.recovery, profile.state.total_bytes, profile.links, profile.storage,
-        ranks=profile.fingerprint.ranks_per_node,
+        known.recovery, profile.state.restored_bytes or profile.state.total_bytes,
+        profile.links, profile.storage, ranks=profile.fingerprint.ranks_per_node,
     )  # fmt: skip
     measured = profile.recovery
     newer = {

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autockpt.policies.decide import decide
+from autockpt.policies.staging.shares import as_stored
 from autockpt.tuner.search.importance import Importances, importances
 from autockpt.tuner.search.judge import Verdict
 from autockpt.tuner.search.model import Model, Rating
@@ -74,7 +75,7 @@ def model_of(profile: Profile, goal: Goal, *, sample_bytes: int) -> Model:
 def space_of(profile: Profile, goal: Goal, decision: Decision, sample_bytes: int) -> Space:
     """Return the candidates beside the choice of `decide`."""
     return Space(
-        profile=profile,
+        profile=as_stored(profile, goal),
         goal=goal,
         default=candidate_of(decision.plan),
         default_slots=decision.plan.slots,

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from autockpt.policies.cost_model.cost_curve import costs_of_plan
 from autockpt.policies.decide import decide
-from autockpt.policies.staging.shares import choose_shares, once_bytes
+from autockpt.policies.staging.shares import as_stored, choose_shares, once_bytes
 from autockpt.values.goal import Goal, Pins
 from autockpt.values.plan import Choice, Decision
 from autockpt.values.profile import HeldElsewhere, LinkMeasure, Profile
@@ -69,6 +70,14 @@ def test_a_job_that_shares_keeps_and_writes_less_and_restarts_slower() -> None:
     assert taken.state.total_bytes == once_bytes(profile.state)
     before, after = (p.recovery.restore_memory.value_s for p in (profile, taken))
     assert after == pytest.approx(before + shares(once).numbers["fetch_s"])
+
+
+def test_curves_and_the_start_of_a_run_reckon_with_the_same_bytes() -> None:
+    """What `decide` promises is what the cost of its plan is."""
+    profile = on_nodes()
+    once = decide(profile, JOB)
+    assert costs_of_plan(profile, JOB, once.plan).persist_s == once.expected.persist_s
+    assert as_stored(as_stored(profile, JOB), JOB).state == as_stored(profile, JOB).state
 
 
 def test_copies_of_shares_cross_the_network_whole() -> None:
