@@ -14,7 +14,7 @@ import click
 from autockpt.cli.shared import options
 from autockpt.console import Console, save_traceback
 from autockpt.launch.elastic.signals import Interrupted
-from autockpt.values.errors import AutockptError
+from autockpt.values.errors import AutockptError, OptionError
 from autockpt.values.exit_codes import EXIT_CODES
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -212,7 +212,8 @@ def _invoke(context: click.Context, console: Console) -> Any:
     try:
         return context.command.invoke(context)
     except AutockptError as error:
-        return console.fail(error, exit_code=error.exit_code, kind=type(error).__name__)
+        kind = "usage" if isinstance(error, OptionError) else type(error).__name__
+        return console.fail(error, exit_code=error.exit_code, kind=kind)
     except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
         raise
     except Exception as error:

@@ -1,7 +1,8 @@
 """Every error autockpt raises, split by the reader's next step.
 
         AutockptError
-          ConfigError              fix the input (script, policy file, option, state)
+          ConfigError              fix the input (script, policy file, state)
+            OptionError            fix the command line
           StaleProfileError        run `autockpt profile` again
           DirectoryBusyError       another live run owns the directory
           StorageError             the target cannot be written or read now
@@ -29,6 +30,12 @@ class ConfigError(AutockptError):
     """The input is wrong: a policy file, an option, a script, an object that cannot be saved."""
 
     exit_code = 78
+
+
+class OptionError(ConfigError):
+    """The command line alone is wrong: a value that an option never takes, or a contradiction."""
+
+    exit_code = 2
 
 
 class StaleProfileError(AutockptError):

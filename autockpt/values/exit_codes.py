@@ -35,7 +35,7 @@ REFUSED_AGAIN: dict[int, str] = {
 EXIT_CODES: dict[int, tuple[str, str]] = {
     0: ("the script ended well", "nothing"),
     1: ("the script failed, or autockpt has a bug", "read the traceback"),
-    2: ("the command line is wrong", "correct it; `autockpt COMMAND --help`"),
+    2: ("the command line alone is wrong", "correct it; `autockpt COMMAND --help`"),
     65: ("data is damaged, or a profile is of another job", "`autockpt verify`, or profile again"),
     66: ("checkpoints were committed and none can be restored", "`autockpt verify --quarantine`"),
     69: (
@@ -49,7 +49,10 @@ EXIT_CODES: dict[int, tuple[str, str]] = {
         "SIGUSR1 or SIGUSR2 announced an end, and all that was trained is durable",
         "start it again; a scheduler may requeue it",
     ),
-    78: ("a policy, an option or the script cannot work", "correct what the message names"),
+    78: (
+        "a policy, the script, or what else the command line names cannot work",
+        "correct what the message names",
+    ),
     WOULD_TRAIN_WRONGLY: (
         "the state was resumed, but nothing puts the loop and the data there",
         'use `ckpt.batches(total)`, or say `attach(data="script")`; see below',

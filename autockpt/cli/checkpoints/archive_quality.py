@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autockpt.cli.shared.options import WRAPPING, Command, common
+from autockpt.cli.shared.options import WRAPPING, Command, Whole, common
 from autockpt.console import Console
 from autockpt.values.arguments import without_secrets
 
@@ -41,9 +41,15 @@ LAST_LINES, LONGEST = 20, 200
 @click.option("--archive", metavar="DIR", required=True)
 @click.option("--generation", metavar="NAME", help="Which one; otherwise the newest.")
 @click.option("--original", metavar="RUN_DIR", help="Where it is kept lossless (default: beside).")
-@click.option("--steps", default=200, show_default=True, help="Iterations of each resume.")
 @click.option(
-    "--lossless-runs", default=5, show_default=True, help="Lossless resumes to compare with."
+    "--steps", type=Whole(min=1), default=200, show_default=True, help="Iterations of each resume."
+)
+@click.option(
+    "--lossless-runs",
+    type=Whole(min=1),
+    default=5,
+    show_default=True,
+    help="Lossless resumes to compare with.",
 )
 @click.option("--loss", default=LOSS, show_default=True, metavar="REGEX", help="In what it prints.")
 @click.argument("script")
@@ -93,14 +99,14 @@ def archive_eval(
 
 
 def _pattern(text: str) -> "re.Pattern[str]":
-    from autockpt.values.errors import ConfigError
+    from autockpt.values.errors import OptionError
 
     try:
         pattern = re.compile(text)
     except re.error as error:
-        raise ConfigError(f"--loss {text!r}: no regular expression: {error}") from None
+        raise OptionError(f"--loss {text!r}: no regular expression: {error}") from None
     if pattern.groups != 1:
-        raise ConfigError(f"--loss {text!r}: has {pattern.groups} groups, expected 1: the number")
+        raise OptionError(f"--loss {text!r}: has {pattern.groups} groups, expected 1: the number")
     return pattern
 
 
@@ -150,17 +156,13 @@ class Job:
     loss: "re.Pattern[str]"
 
     def check(self, lossless_runs: int) -> None:
-        """Raises ConfigError for a job that cannot be compared."""
-        from autockpt.values.errors import ConfigError
+        """Raises OptionError for a job that cannot be compared."""
+        from autockpt.values.errors import OptionError
 
         if lossless_runs > 1 and not any("{seed}" in word for word in self.words):
-            raise ConfigError(
+            raise OptionError(
                 "the command has no {seed}: without another data order the lossless resumes are "
                 "all the same; e.g. train.py --seed {seed}"
-            )
-        if self.steps < 1 or lossless_runs < 1:
-            raise ConfigError(
-                f"--steps {self.steps} --lossless-runs {lossless_runs}: expected at least 1 each"
             )
 
     def losses(self, run_dir: str, seed: int) -> list[float]:

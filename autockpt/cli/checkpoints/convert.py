@@ -2,7 +2,8 @@
 
 import click
 
-from autockpt.cli.shared.options import Command, common
+from autockpt.cli.shared.options import Command, Whole, common
+from autockpt.cli.shared.quantities import positive
 from autockpt.console import Console
 
 EXAMPLES = """
@@ -36,7 +37,9 @@ autockpt convert history runs/again --to autockpt --generation ckpt-t0001-step-0
     help="safetensors: also the optimizer and so on.",
 )
 @click.option("--max-shard-size", metavar="SIZE", help="safetensors: of one file (default 5 GB).")
-@click.option("--rank", type=int, help="Only what is in one rank's image; otherwise of all.")
+@click.option(
+    "--rank", type=Whole(min=0), help="Only what is in one rank's image; otherwise of all."
+)
 @click.option(
     "--codec",
     type=click.Choice(["none", "excp", "excp-published", "quantised"]),
@@ -45,7 +48,10 @@ autockpt convert history runs/again --to autockpt --generation ckpt-t0001-step-0
     help="archive: all but `none` are LOSSY, and every restore says so.",
 )
 @click.option(
-    "--full-every", type=int, metavar="N", help="archive: one of N is lossless (default 8)."
+    "--full-every",
+    type=Whole(1, 64),
+    metavar="N",
+    help="archive: one of N is lossless (default 8).",
 )
 @click.option("--follow", is_flag=True, help="archive: go on with what a live run writes.")
 @click.option("--force", is_flag=True, help="Replace an export that is there already.")
@@ -92,13 +98,11 @@ def convert(
     from autockpt.integrations.convert.import_checkpoint import TARGET, import_tree
     from autockpt.integrations.places import generation_folder, names_one, read_beside_run
     from autockpt.integrations.tree.loading import read_from
-    from autockpt.values.errors import ConfigError
     from autockpt.values.record import to_data
     from autockpt.values.units import format_bytes, parse_size_bytes
 
-    limit = parse_size_bytes(max_shard_size) if max_shard_size else MAX_SHARD_BYTES
-    if limit <= 0:
-        raise ConfigError(f"--max-shard-size {max_shard_size}: must be more than nothing")
+    sizes = {"max_shard_size": max_shard_size}
+    limit = int(positive(sizes, "max_shard_size", parse_size_bytes, MAX_SHARD_BYTES))
     if target == TARGET:
         with console.progress("convert") as progress:
             done = read_from(

@@ -66,15 +66,16 @@ def pin(console: Console, path: str, name: str, generation: str | None, remove: 
     """
     import os
 
-    from autockpt.executors.storage.directory import CheckpointDirectory
+    from autockpt.executors.storage.directory import CheckpointDirectory, require_pin_name
     from autockpt.integrations.places import find_place, generation_folder
-    from autockpt.values.errors import ConfigError
+    from autockpt.values.errors import OptionError
     from autockpt.values.generation import Generation
 
+    if remove and generation is not None:
+        raise OptionError("--remove takes the name alone; leave --generation out")
+    require_pin_name(name)
     directory = CheckpointDirectory(find_place(path, in_store=True).directory)
     if remove:
-        if generation is not None:
-            raise ConfigError("--remove takes the name alone; leave --generation out")
         kept = directory.unpin(name)
     else:
         kept = Generation.from_name(os.path.basename(generation_folder(path, generation)))

@@ -33,13 +33,13 @@ def push(console: Console, path: str, url: str, follow: bool, keep: int, rate: s
     replaced one copies nothing any more (exit code 70).  Keys stand in the environment, as the
     store's own tools read them.  `remote.url` in a policy makes `autockpt run` do it.
     """
-    from autockpt.values.errors import ConfigError
+    from autockpt.values.errors import ConfigError, OptionError
     from autockpt.values.goal import RemoteWish
     from autockpt.values.policy_keys.kinds import Rate
 
     try:
         limit = None if rate is None else Rate("50 MB/s").read(rate)
     except (ValueError, ConfigError) as error:
-        raise ConfigError(f"--rate {rate}: {error}") from None
+        raise OptionError(f"--rate {rate}: {error}") from None
     wish = RemoteWish(url=url, keep_last=keep, rate_bytes_per_s=limit)
     return remote.push(console, remote.Request(source=path, wish=wish, follow=follow))

@@ -12,7 +12,7 @@ import click
 from autockpt.cli.shared.options import WRAPPING, Command, common, find_script, script_arguments
 from autockpt.console import Console
 from autockpt.launch import environment
-from autockpt.values.errors import ConfigError
+from autockpt.values.errors import ConfigError, OptionError
 
 if TYPE_CHECKING:
     from autockpt.executors.restore.plan.load_plan import LoadPlan, PlannedTensor
@@ -52,7 +52,7 @@ def restore(
     from autockpt.integrations.places import generation_folder
 
     if not dry_run:
-        raise ConfigError(
+        raise OptionError(
             "a restore happens in the script, when it calls autockpt.attach: `autockpt run` "
             "resumes a run; add --dry-run to see what it would read"
         )

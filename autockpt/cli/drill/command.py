@@ -10,6 +10,7 @@ from autockpt.cli.drill.fault import FAULTS
 from autockpt.cli.shared.options import (
     WRAPPING,
     Command,
+    check_ranks,
     common,
     find_script,
     policy_options,
@@ -18,7 +19,7 @@ from autockpt.cli.shared.options import (
     script_arguments,
 )
 from autockpt.console import Console
-from autockpt.values.errors import ConfigError
+from autockpt.values.errors import ConfigError, OptionError
 
 if TYPE_CHECKING:
     from autockpt.cli.drill.outcome import Outcome
@@ -79,6 +80,9 @@ def drill(
     from autockpt.run_directory import RunDirectory
     from autockpt.values.record import to_data
 
+    check_ranks(nproc_per_node)
+    if profile and no_profile:
+        raise OptionError("--profile and --no-profile contradict each other; drop one")
     found = find_script(script, module, args)
     run = RunDirectory(_new_directory(run_dir, found.target))
     options = [*repeated(PASSED_ON), *_own_place(run, policy, settings)]

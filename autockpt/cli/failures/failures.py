@@ -4,6 +4,7 @@ import click
 
 from autockpt import new_files
 from autockpt.cli.shared.options import Command, Whole, common
+from autockpt.cli.shared.quantities import positive
 from autockpt.console import Console
 
 EXAMPLES = """
@@ -42,13 +43,10 @@ def failures(
     """
     from autockpt.cli.failures.failure_text import as_object, print_history
     from autockpt.cli.shared.failure_import import read_failures
-    from autockpt.values.errors import ConfigError
     from autockpt.values.units import parse_duration_s
 
-    try:
-        observed_s = None if observed is None else parse_duration_s(observed)
-    except ConfigError as error:
-        raise ConfigError(f"--observed: {error}") from None
+    lengths = {"observed": observed}
+    observed_s = positive(lengths, "observed", parse_duration_s, 0.0) if observed else None
     history = read_failures(file, form=form, nodes=nodes, observed_s=observed_s)
     kept = _save(file, history) if save else None
     console.object("failures", {**as_object(history, nodes=nodes), "kept": kept})

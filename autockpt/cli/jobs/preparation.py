@@ -27,7 +27,7 @@ from autockpt.run_directory import (
 )
 from autockpt.values import same_job
 from autockpt.values.arguments import without_secrets
-from autockpt.values.errors import ConfigError
+from autockpt.values.errors import ConfigError, OptionError
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Goal
 from autockpt.values.policy_keys.paths import is_store_url
@@ -61,17 +61,17 @@ class Request:
 
 
 def check(request: Request, *, same_job: bool = False) -> None:
-    """Combinations that cannot be meant; `same_job`: as an option.  Raises ConfigError."""
+    """Combinations that cannot be meant; `same_job`: as an option.  Raises OptionError."""
     if request.profile and not request.use_profile:
-        raise ConfigError("--profile and --no-profile contradict each other; drop one")
+        raise OptionError("--profile and --no-profile contradict each other; drop one")
     if request.fresh and request.resume_from:
-        raise ConfigError("--fresh and --resume-from contradict each other; drop one")
+        raise OptionError("--fresh and --resume-from contradict each other; drop one")
     if same_job or request.resume_from is not None:
         request = in_control_directory(request)
     if same_job and request.run_dir is None:
-        raise ConfigError("--same-job: which run? add --run-dir DIR")
+        raise OptionError("--same-job: which run? add --run-dir DIR")
     if request.resume_from is not None and request.run_dir is None:
-        raise ConfigError(
+        raise OptionError(
             f"--resume-from {request.resume_from}: which run? add --run-dir DIR "
             "(`autockpt ls DIR` lists its checkpoints)"
         )
@@ -409,7 +409,7 @@ def scale_of(launching: dict[str, Any]) -> Scale:
         except ValueError as error:
             raise ConfigError(f"--nproc-per-node {ranks}: {error}") from None
     if not nodes.isdigit() or int(nodes) < 1 or int(ranks) < 1:
-        raise ConfigError(
+        raise OptionError(
             f"--nnodes {launching['nnodes']} --nproc-per-node {ranks}: expected numbers of at "
             "least 1 (MIN:MAX for nodes)"
         )

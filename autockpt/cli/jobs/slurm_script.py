@@ -58,6 +58,9 @@ class _Group(click.Group):
         super().format_help(ctx, formatter)
 
 
+_TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|infinite|unlimited", re.ASCII | re.IGNORECASE)
+
+
 @click.group(cls=_Group)
 def slurm() -> None:
     """Write job scripts for Slurm."""
@@ -90,8 +93,10 @@ def init(
     """Write a commented job script that runs SCRIPT under autockpt; an existing file stays."""
     import shlex
 
-    from autockpt.values.errors import ConfigError, StorageError
+    from autockpt.values.errors import ConfigError, OptionError, StorageError
 
+    if not _TIME.fullmatch(time):
+        raise OptionError(f"--time {time}: expected MINUTES, HH:MM:SS or DAYS-HH:MM:SS")
     ranks = ranks or gpus or 1
     text = SCRIPT.format(
         stem=_stem(command), nodes=nodes, time=time, notice=notice, ranks=ranks,

@@ -11,7 +11,7 @@ from autockpt import new_files
 from autockpt.cli.shared.options import Command, Whole, common, policy_options
 from autockpt.cli.shared.quantities import Options, positive
 from autockpt.console import Console
-from autockpt.values.errors import ConfigError, StaleProfileError, StorageError
+from autockpt.values.errors import ConfigError, OptionError, StaleProfileError, StorageError
 from autockpt.values.policy_keys.paths import is_store_url
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _replay(options: Options) -> "tuple[Header, Outcome]":
     path = options["replay"]
     for name in ("run_dir", "profile", "policy", "settings", "out"):
         if options[name]:
-            raise ConfigError(f"--replay decides from {path} alone; drop the other input")
+            raise OptionError(f"--replay decides from {path} alone; drop the other input")
     try:
         with open(path, encoding="utf-8") as file:
             record = parse(file, where=path)
@@ -143,9 +143,12 @@ def _read(options: Options) -> Task:
 
     place = options["run_dir"] or options["profile"]
     if place is None or (options["run_dir"] and options["profile"]):
-        raise ConfigError("nothing is named to tune. Name a RUN_DIR, or --profile FILE")
+        raise OptionError("nothing is named to tune. Name a RUN_DIR, or --profile FILE")
     limit_s = positive(options, "time", parse_duration_s, 60.0)
-    require_budget(options["budget"])
+    try:
+        require_budget(options["budget"])
+    except ConfigError as error:
+        raise OptionError(f"--budget {options['budget']}: {error}") from None
     profile = plan_choice.read_profile(place)
     scale = plan_choice.Scale(
         world_size=profile.fingerprint.world_size, nodes=profile.fingerprint.nodes

@@ -10,7 +10,7 @@ from autockpt.policies.cost_model.costs import copy_link
 from autockpt.policies.staging.idle_windows import iterations_needed, room_bytes
 from autockpt.profiles.pipeline import ChunkTimes, SteadyGap, steady_iteration
 from autockpt.profiles.windows import SHORTEST_S, chunk_times
-from autockpt.values.errors import ConfigError
+from autockpt.values.errors import ConfigError, OptionError
 from autockpt.values.pipeline import Order
 from autockpt.values.profile import Profile
 from autockpt.values.record import to_data
@@ -109,7 +109,7 @@ def compared(asked: Asked) -> tuple[list[ScheduleRow], list[str]]:
             )
         except ConfigError as error:
             if asked.schedules:
-                raise
+                raise OptionError(f"--schedule {name}: {error}") from None
             refused.append(str(error))
             continue
         rows.append(_row(asked, name, orders))
@@ -145,7 +145,7 @@ def legend(asked: Asked) -> list[str]:
 def _of_profile(options: Options, profile: Profile) -> Asked:
     for name in MEASURED:
         if options[name] is not None:
-            raise ConfigError(f"--profile and {flag(name)} contradict each other; drop one")
+            raise OptionError(f"--profile and {flag(name)} contradict each other; drop one")
     traces = [trace for trace in profile.traces if trace.schedule]
     link = copy_link(profile)
     if not traces or link is None:

@@ -66,7 +66,7 @@ def explain(console: Console, file: str, path: str | None, settings: tuple[str, 
     """Print every effective value (or those under PATH) and where it was written."""
     from autockpt.policies.policy_file import explain as explain_
     from autockpt.policies.registry import presets
-    from autockpt.values.errors import ConfigError
+    from autockpt.values.errors import OptionError
     from autockpt.values.record import to_data
 
     loaded = _load(file, settings)
@@ -74,7 +74,7 @@ def explain(console: Console, file: str, path: str | None, settings: tuple[str, 
     if not text:
         keys = [value.path for value in loaded.values]
         sections = {key.partition(".")[0] for key in keys}
-        raise ConfigError(f"{path}: no such key{did_you_mean(str(path), [*sections, *keys])}")
+        raise OptionError(f"{path}: no such key{did_you_mean(str(path), [*sections, *keys])}")
     console.object("policy explain", {"file": file, "values": to_data(loaded.values)})
     console.result(text)
     if path is None:

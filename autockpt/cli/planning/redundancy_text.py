@@ -12,7 +12,7 @@ from autockpt.policies.redundancy.schemes import (
     compare_schemes,
 )
 from autockpt.values import table
-from autockpt.values.errors import ConfigError
+from autockpt.values.errors import ConfigError, OptionError
 from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
 from autockpt.values.record import to_data
 from autockpt.values.units import format_fraction
@@ -52,7 +52,8 @@ def asked(nodes: Sequence[int], domains: str | None, profile: str | None) -> Ask
             raise ConfigError(f"--domains {domains} names {count} nodes, the job has {sizes[0]}")
         sizes = (count,)
     if sizes and min(sizes) < 2:
-        raise ConfigError("a job on one node has no other whose memory could serve it")
+        kind = OptionError if nodes else ConfigError
+        raise kind("a job on one node has no other whose memory could serve it")
     return Asked(nodes=sizes or SIZES, domains=known, together=together)
 
 

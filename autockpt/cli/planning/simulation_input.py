@@ -18,7 +18,7 @@ from autockpt.tuner.simulation.job import (
 )
 from autockpt.tuner.simulation.rules import RULES, Bench, Network, build
 from autockpt.tuner.simulation.strategy import Strategy
-from autockpt.values.errors import ConfigError
+from autockpt.values.errors import ConfigError, OptionError
 from autockpt.values.goal import Goal
 from autockpt.values.profile import FailureRates, Profile
 from autockpt.values.units import (
@@ -74,9 +74,9 @@ def read(options: Options) -> Asked:
     """All options.  Raises ConfigError for wrong, missing or contradictory options."""
     for one, other in CONTRADICTIONS:
         if options[one] is not None and options[other] is not None:
-            raise ConfigError(f"{flag(one)} and {flag(other)} contradict each other; drop one")
+            raise OptionError(f"{flag(one)} and {flag(other)} contradict each other; drop one")
     if options["spares"] is not None and options["trace"] is None:
-        raise ConfigError("--spares: only a trace says how long a node is out; add --trace")
+        raise OptionError("--spares: only a trace says how long a node is out; add --trace")
     measured = plan_choice.read_profile(options["profile"]) if options["profile"] else None
     histories, world = _histories(options, measured)
     believed = options["assumed_mtbf"] is not None
@@ -152,15 +152,15 @@ def _histories(options: Options, measured: Profile | None) -> tuple[tuple[Histor
     nodes = options["nodes"] or (measured.failures.nodes if measured is not None else None)
     domain = options["domain"] or 16
     if options["nodes"] is not None and options["nodes"] < 1:
-        raise ConfigError(f"--nodes {options['nodes']}: must be at least 1")
+        raise OptionError(f"--nodes {options['nodes']}: must be at least 1")
     if nodes is not None and nodes > MOST_NODES:
-        raise ConfigError(f"--nodes {nodes}: at most {MOST_NODES:,} can be simulated")
+        raise OptionError(f"--nodes {nodes}: at most {MOST_NODES:,} can be simulated")
     if options["domain"] is not None and options["domain"] < 1:
-        raise ConfigError(f"--domain {options['domain']}: must be at least 1")
+        raise OptionError(f"--domain {options['domain']}: must be at least 1")
     if options["trace"] is not None:
         return _from_trace(options, nodes, domain)
     if nodes is None:
-        raise ConfigError("--nodes: how large is the job? Say it, or name a --profile")
+        raise OptionError("--nodes: how large is the job? Say it, or name a --profile")
     length_s = positive(options, "length", parse_duration_s, 30 * 86400.0)
     mtbf_s, survives = _rate(options, measured, nodes)
     burst = share(options, "burst", 0.0)
@@ -173,11 +173,11 @@ def _histories(options: Options, measured: Profile | None) -> tuple[tuple[Histor
     )
     runs = 10 if options["runs"] is None else options["runs"]
     if runs < 1 or options["seed"] < 0:
-        raise ConfigError(
+        raise OptionError(
             f"--runs {runs} --seed {options['seed']}: at least 1 run, no seed below 0"
         )
     if runs * length_s / mtbf_s > MOST_FAILURES:
-        raise ConfigError(
+        raise OptionError(
             f"{runs} runs would see {runs * length_s / mtbf_s:.3g} failures, and the most is "
             f"{MOST_FAILURES}; shorten --length or --runs, or check the MTBF"
         )
@@ -190,7 +190,7 @@ def _from_trace(
 ) -> tuple[tuple[History, ...], World]:
     path, spares = options["trace"], options["spares"]
     if spares is not None and spares < 0:
-        raise ConfigError(f"--spares {spares}: must be at least 0")
+        raise OptionError(f"--spares {spares}: must be at least 0")
     downs = read_trace(path, nodes=nodes)
     nodes = nodes or 1 + max((d.node for d in downs if d.node is not None), default=0)
     last_s = max(max(down.start_s, down.end_s) for down in downs)
@@ -216,7 +216,7 @@ def _rate(options: Options, measured: Profile | None, nodes: int) -> tuple[float
     if options["node_mtbf"] is not None:
         return positive(options, "node_mtbf", parse_duration_s, 0.0) / nodes, survives
     if measured is None:
-        raise ConfigError("how often does it fail? Give --mtbf, --node-mtbf, --trace or --profile")
+        raise OptionError("how often does it fail? Give --mtbf, --node-mtbf, --trace or --profile")
     return 1.0 / replace(measured.failures, nodes=nodes).interruptions_per_s, survives
 
 
@@ -248,7 +248,7 @@ def _disk_rate(options: Options, nodes: int) -> float:
         return positive(options, "disk", parse_rate_bytes_per_s, 0.5e9)
     rate, _, word = options["storage"].partition("shared")
     if word.strip() or "shared" not in options["storage"]:
-        raise ConfigError(
+        raise OptionError(
             f"--storage {options['storage']}: expected the rate of the file system and the word "
             "shared, as in '2 GB/s shared'. --disk takes the share of one node"
         )
@@ -271,7 +271,7 @@ def _require_short_write(options: Options, profile: Profile, history: History) -
     """Refuse a described job whose checkpoint is never written: a unit is mistyped."""
     write_s = profile.state.total_bytes / _disk_rate(options, history.nodes)
     if write_s > history.length_s:
-        raise ConfigError(
+        raise OptionError(
             f"--state {format_bytes(profile.state.total_bytes)}: a node writes it in "
             f"{format_duration(write_s)}, and {format_duration(history.length_s)} are simulated; "
             "check its unit, --disk and --storage"

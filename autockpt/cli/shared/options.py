@@ -14,7 +14,7 @@ import click
 
 from autockpt.console import Console
 from autockpt.launch.script import Script
-from autockpt.values.errors import ConfigError
+from autockpt.values.errors import ConfigError, OptionError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -144,7 +144,7 @@ def _check_module(name: str) -> None:
     from importlib.machinery import PathFinder
 
     if name.endswith(".py") or os.sep in name:
-        raise ConfigError(f"-m {name}: takes a module name (pkg.mod); drop -m to run a file")
+        raise OptionError(f"-m {name}: takes a module name (pkg.mod); drop -m to run a file")
     top = name.partition(".")[0]
     if PathFinder.find_spec(top, [os.getcwd(), *sys.path[1:]]) is None:
         raise ConfigError(f"-m {name}: no module {top!r} in {os.getcwd()} or installed")
@@ -181,7 +181,9 @@ _LAUNCH_OPTIONS: tuple[Callable[[F], F], ...] = (
     click.option(
         "--nnodes", default="1", show_default=True, metavar="N|MIN:MAX", help="Nodes of the job."
     ),
-    click.option("--node-rank", type=int, default=0, metavar="N", help="Number of this node."),
+    click.option(
+        "--node-rank", type=Whole(min=0), default=0, metavar="N", help="Number of this node."
+    ),
     click.option("--rdzv-backend", default="c10d", show_default=True, help="Rendezvous backend."),
     click.option("--rdzv-endpoint", default="", metavar="HOST:PORT", help="Where nodes meet."),
     click.option("--rdzv-id", default="", metavar="ID", help="Same on all nodes of the job."),
@@ -243,26 +245,31 @@ def repeated(names: Iterable[str]) -> list[str]:
     return words
 
 
+def check_ranks(ranks: str) -> None:
+    """Raises OptionError for a number of ranks that torchrun does not take."""
+    if not (ranks in ("gpu", "cpu", "auto", "xpu") or (ranks.isdecimal() and int(ranks) > 0)):
+        raise OptionError(
+            f"--nproc-per-node {ranks}: expected a whole number of ranks above 0, gpu, cpu or auto"
+        )
+
+
 def check_launch(launching: Mapping[str, Any]) -> None:
     """Refuse launch options that cannot work, before a run directory is made.
 
-    Raises ConfigError with the option and an example.
+    Raises OptionError with the option and an example.
     """
-    ranks, nodes = launching["nproc_per_node"], launching["nnodes"]
-    if not (ranks in ("gpu", "cpu", "auto", "xpu") or (ranks.isdecimal() and int(ranks) > 0)):
-        raise ConfigError(
-            f"--nproc-per-node {ranks}: expected a whole number of ranks above 0, gpu, cpu or auto"
-        )
+    check_ranks(launching["nproc_per_node"])
+    nodes = launching["nnodes"]
     low, _, high = nodes.partition(":")
     high = high or low
     if not (low.isdecimal() and high.isdecimal()):
-        raise ConfigError(f"--nnodes {nodes}: expected numbers: N, or MIN:MAX as 2:4")
+        raise OptionError(f"--nnodes {nodes}: expected numbers: N, or MIN:MAX as 2:4")
     if not 1 <= int(low) <= int(high):
-        raise ConfigError(
+        raise OptionError(
             f"--nnodes {nodes}: expected at least 1, and MIN:MAX with the smaller number first"
         )
     if int(high) > 1 and not (launching["rdzv_endpoint"] and launching["rdzv_id"]):
-        raise ConfigError(
+        raise OptionError(
             f"--nnodes {nodes}: nodes need a place to meet; "
             "add --rdzv-endpoint HOST:PORT and the same --rdzv-id on every node"
         )

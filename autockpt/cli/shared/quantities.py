@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from autockpt.values.errors import ConfigError
+from autockpt.values.errors import ConfigError, OptionError
 from autockpt.values.units import parse_duration_s, parse_fraction
 
 Options = Mapping[str, Any]
@@ -14,7 +14,7 @@ def positive(options: Options, name: str, parse: Callable[[str], float], default
     """More than 0; `default` where the option was not given."""
     value = default if options[name] is None else _parsed(name, options[name], parse)
     if not value > 0:
-        raise ConfigError(f"{flag(name)} {options[name]}: must be more than 0")
+        raise OptionError(f"{flag(name)} {options[name]}: must be more than 0")
     return value
 
 
@@ -27,7 +27,7 @@ def share(options: Options, name: str, default: float) -> float:
     """A fraction from 0 to 1, written in percent."""
     value = default if options[name] is None else _parsed(name, options[name], parse_fraction)
     if not 0.0 <= value <= 1.0:
-        raise ConfigError(f"{flag(name)} {options[name]}: must be between 0 % and 100 %")
+        raise OptionError(f"{flag(name)} {options[name]}: must be between 0 % and 100 %")
     return value
 
 
@@ -35,7 +35,7 @@ def _parsed(name: str, text: str, parse: Callable[[str], float]) -> float:
     try:
         return parse(text)
     except ConfigError as error:
-        raise ConfigError(f"{flag(name)}: {error}") from None
+        raise OptionError(f"{flag(name)}: {error}") from None
 
 
 def flag(name: str) -> str:

@@ -47,6 +47,7 @@ from autockpt.values.errors import (
     DirectoryBusyError,
     GuardError,
     NoCheckpointError,
+    OptionError,
     StorageError,
 )
 from autockpt.values.generation import Generation
@@ -649,10 +650,7 @@ class CheckpointDirectory:
         """
         folder = self.generation_path(generation)
         commit = os.path.join(folder, "COMMIT")
-        if not _PIN.fullmatch(name):
-            raise ConfigError(
-                f"{name!r:.80}: expected letters, digits, '-', '_' and '.', at most 64"
-            )
+        require_pin_name(name)
         other = self.pins().get(name)
         if other is not None and other != generation:
             raise ConfigError(f"{name}: is the name of {other.name}; remove that pin first")
@@ -942,6 +940,12 @@ def pin_of(folder: str) -> str:
     except (CorruptCheckpointError, PermissionError):  # the mark counts, not its text
         return "PINNED"
     return text.decode(errors="replace").strip() or "PINNED"
+
+
+def require_pin_name(name: str) -> None:
+    """Raises OptionError."""
+    if not _PIN.fullmatch(name):
+        raise OptionError(f"{name!r:.80}: expected letters, digits, '-', '_' and '.', at most 64")
 
 
 def is_ours(name: str) -> bool:

@@ -68,5 +68,5 @@ def test_without_dry_run_it_says_how_a_restore_happens(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No script is started."""
-    assert app.run(["restore", str(tmp_path), "train.py"]) == 78
+    assert app.run(["restore", str(tmp_path), "train.py"]) == 2
     assert "`autockpt run` resumes a run; add --dry-run" in capsys.readouterr().err

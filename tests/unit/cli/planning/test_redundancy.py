@@ -61,6 +61,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     run = RunDirectory.create(tmp_path / "run")
     run.write_profile(example_profile())
     assert app.run(["redundancy", "--profile", str(tmp_path / "run")]) == 78
+    assert app.run(["redundancy", "--nodes", "1"]) == 2
     assert "one node has no other" in capsys.readouterr().err
     path = tmp_path / "racks.csv"
     path.write_text("node,rack\nn1,a\nn2,b\n")
