@@ -89,7 +89,11 @@ class KeeperNews(KeeperListener):
         applied = self._plans.switch.take(message, self._rank.step + late)
         self._stopper.hear(message)
         if applied is not None:
-            self._rank.client.running_as(self._rank.term, *applied, attempt=self._rank.attempt)
+            version, step, plan = applied
+            client = self._rank.client
+            client.running_as(self._rank.term, version, step, attempt=self._rank.attempt)
+            if plan is not None:
+                client.agreed_on(plan.redundancy)
 
     def on_storage_stands(self, message: wire.StorageStands) -> None:
         """Said here, unless the launcher says it."""

@@ -13,7 +13,7 @@ Source: LLNL redset's layout.  No node holds the parity of its own data, so a se
 S / (G - t) on each.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from autockpt.values.errors import ConfigError
@@ -95,6 +95,16 @@ class Redundancy:
 
 
 NO_REDUNDANCY = Redundancy()
+
+
+def is_placed_alike(one: Redundancy, other: Redundancy) -> bool:
+    """Whether both put the same copies and parities on the same nodes."""
+    return placing(one) == placing(other)
+
+
+def placing(redundancy: Redundancy) -> Redundancy:
+    """The scheme alone: without path, rate, schedule and floor, which move no copy."""
+    return replace(redundancy, path="host", rate_bytes_per_s=0.0, schedule="paced", floor=0)
 
 
 def copy_iterations(interval_steps: int) -> int:

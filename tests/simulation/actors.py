@@ -12,6 +12,7 @@ from autockpt.executors.protocol.deadlines import Deadlines
 from autockpt.executors.protocol.node.machine import NodeProtocol
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Retention
+from autockpt.values.redundancy import Redundancy
 
 DEADLINES = Deadlines(
     resend_s=4.0,
@@ -80,6 +81,10 @@ class Trainer:
     """Plan version prepared and without a verdict."""
     hold_step: int = 0
     """Last step it may stand at without a verdict."""
+    wanted: tuple[int, dict[str, Any] | None] = (0, None)
+    """(version, redundancy) of the newest prepared plan."""
+    redundancy: Redundancy | None = None
+    """Of the newest decided plan that names one."""
     decided: dict[int, int] = field(default_factory=dict)
     """Apply step by plan version."""
     plans: dict[int, int] = field(default_factory=dict)

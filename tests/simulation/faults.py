@@ -3,6 +3,8 @@
 from collections import deque
 
 from autockpt.executors.protocol import messages as m
+from autockpt.values.record import to_data
+from autockpt.values.redundancy import Redundancy
 from tests.simulation.actors import DEADLINES, Content, Disk, Keeper, Node, Trainer
 from tests.simulation.storage import Storage
 
@@ -67,7 +69,7 @@ class Faults(Storage):
             slots=self.slots,
             term=trainer.term,
             attempt=trainer.attempt,
-            redundancy=self.redundancy,
+            redundancy=trainer.redundancy or self.redundancy,
             fresh=self.fresh,
             plan_version=(newest := max(trainer.decided, default=0)),
             plan_apply_step=trainer.decided.get(newest, 0),
@@ -323,6 +325,13 @@ class Faults(Storage):
         """A preemption notice at one node."""
         for keeper in self.keepers()[:1]:
             self.to_node(keeper, m.BreakpointRequested(reason="SIGTERM"))
+
+    def propose_scheme(self, redundancy: Redundancy) -> None:
+        """A plan with another scheme of copies."""
+        self.plan += 1
+        payload = {"n": self.plan, "redundancy": to_data(redundancy)}
+        for keeper in self.keepers():
+            self.to_coordinator(keeper, m.PlanProposed(version=self.plan, payload=payload))
 
     def propose_plan(self) -> None:
         """The tuner has a better idea."""

@@ -549,6 +549,23 @@ class OverwriteReplicas(NodeReplicaSlots):
         return slot.state != "writing" and slot.index == 0
 
 
+class KeepOldPlacement(NodeReplicating):
+    """A node brings what it brought when the term began, whatever the plan wants since."""
+
+    def copies_wanted(self, message: m.CopiesWanted) -> None:
+        state = self.state
+        old = replace(message, replicated=state.replicated, holders=state.holders)
+        super().copies_wanted(old)
+
+
+class FollowWithinRound(CoordinatorReplicating):
+    """A plan's other scheme counts at once, also in the round that is under way."""
+
+    def copy_sealed(self, from_node: int, message: m.CopySealed) -> None:
+        self._follow_plan()
+        super().copy_sealed(from_node, message)
+
+
 class TrustAnyCopy(NodeReplicating):
     """A copy that somebody has under way counts as made."""
 
@@ -769,6 +786,8 @@ MUTANTS: dict[str, Mutant] = {
     "overwrite-parity": Mutant(OverwriteParity, "15", 8000),
     "mix-parity": Mutant(MixParity, "15", 2000),
     "rebuild-from-fewer": Mutant(RebuildFromFewer, "15", 4000),
+    "keep-old-placement": Mutant(KeepOldPlacement, "24", 100),
+    "follow-within-round": Mutant(FollowWithinRound, "24", 1000),
     "plan-on-first-answer": Mutant(PlanOnFirstAnswer, "13", 1000),
     "plan-without-margin": Mutant(PlanWithoutMargin, "13", 200),
 }

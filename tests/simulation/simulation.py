@@ -60,6 +60,8 @@ class Simulation(Faults):
             for _ in range(rng.choice((2, 5, 8, 11))):
                 self.hang_or_not()
                 self.calm_round()
+                if self.changes_scheme and self.schemes.random() < 0.1:
+                    self.propose_scheme(self.other_scheme())
             for action in rng.choices(self.actions, cum_weights=self.weights, k=rng.randint(2, 14)):
                 action()
             if rng.random() < 0.7:
@@ -131,6 +133,7 @@ class Simulation(Faults):
         self.check_plans()
         if self.slots > 1:
             self.check_protection()
+            self.check_scheme()
             if self.stalls:
                 self.check_hang()
         self.check_end()
@@ -155,6 +158,16 @@ class Simulation(Faults):
         self.round_until(lambda: len(self.oracle.protections) > before, 150)
         if len(self.oracle.protections) == before:
             self.oracle.fail("liveness: nothing became protected in peace")
+
+    def check_scheme(self) -> None:
+        """A plan changes the scheme in peace: newer checkpoints are protected under it."""
+        if not self.changes_scheme:
+            return
+        for _ in range(2):
+            wanted = self.other_scheme()
+            self.propose_scheme(wanted)
+            self.round_until(lambda: all(self.plan in t.plans for t in self.trainers), 60)
+            self.check_protection()
 
     def check_hang(self) -> None:
         """The storage hangs, all trainers die: what their memory has brings them back, and on."""

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 from autockpt.executors.protocol import messages as m
 from autockpt.values.generation import Generation
+from autockpt.values.record import from_data
+from autockpt.values.redundancy import Redundancy
 from tests.simulation.actors import Content, Keeper, Trainer
 from tests.simulation.world import World
 
@@ -359,6 +361,7 @@ class Trainers(World):
         trainer = self.find(keeper, do.rank)
         if trainer is not None:
             trainer.held, trainer.hold_step = do.version, trainer.step + do.margin_steps
+            trainer.wanted = do.version, do.payload.get("redundancy")
             prepared = m.PlanPrepared(rank=do.rank, version=do.version, step=trainer.step)
             self.local(trainer, prepared)
 
@@ -374,6 +377,9 @@ class Trainers(World):
             self.local(trainer, m.PlanLate(rank=do.rank, version=do.version, step=trainer.step))
             return
         trainer.decided[do.version] = do.apply_step
+        version, wanted = trainer.wanted
+        if version == do.version and wanted is not None and wanted["scheme"] != "none":
+            trainer.redundancy = from_data(Redundancy, wanted)
         self.switch_plan(trainer)
 
     def do_AbortPlan(self, keeper: Keeper, do: m.AbortPlan) -> None:

@@ -12,6 +12,7 @@ from random import Random
 from typing import Any, ClassVar
 
 from autockpt.executors.protocol import messages as m
+from autockpt.executors.protocol.coordinator.state import ParityRanks
 from autockpt.values.generation import Generation
 from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy
 from tests.simulation.actors import Disk, Keeper, Node, Rules, Trainer, retention
@@ -54,6 +55,9 @@ class World:
         if copies > 1:
             arrangement = rng.choice(("mixed", "ring"))
             self.redundancy = Redundancy(scheme="replicas", copies=copies, placement=arrangement)
+        self.schemes = Random(f"schemes {seed}")
+        """Dice of plans that change the scheme of copies."""
+        self.changes_scheme = count > 1 and seed % 5 == 4
         self.slots = rng.choice((2, 2, 2, 2, 3, 3, 3, 1))
         self.interval = rng.choice((1, 2, 3))
         self.disk_every = rng.choice((1, 2, 3))
@@ -91,6 +95,11 @@ class World:
         self.trainers: list[Trainer] = []
         self.started: list[Keeper] = []
         """Keepers that ever were."""
+        self.placements: dict[
+            Generation, tuple[dict[int, tuple[int, ...]], tuple[ParityRanks, ...]]
+        ] = {}
+        """(replicated ranks by node, parity sets) of the round of each generation: a plan may have
+        changed the scheme when its end is told."""
         self.channels: dict[tuple[int, int], deque[m.WireMessage]] = {}
         self.blocked: set[tuple[int, int]] = set()
         self.launch = ("L0", -1)
@@ -131,6 +140,23 @@ class World:
         if rng.random() < 0.9:  # else some nodes may have too many ranks for a set
             self.world = count * rng.choice((1, 1, 2))
             self.nodes_of = tuple(rank * count // self.world for rank in range(self.world))
+
+    def other_scheme(self) -> Redundancy:
+        """Of copies or parities, as a plan may want them; it need not fit these nodes."""
+        rng, count = self.schemes, len(self.nodes)
+        kind = rng.choice(("none", "replicas", "replicas", "parity", "parity"))
+        if kind == "replicas":
+            placement = rng.choice(("mixed", "ring"))
+            copies = rng.randint(2, max(2, count))
+            return Redundancy(scheme="replicas", copies=copies, placement=placement)
+        if kind == "parity":
+            losses = rng.choice((1, 1, 2))
+            return Redundancy(
+                scheme="xor" if losses == 1 else "rs",
+                set_size=rng.randint(losses + 1, 4),
+                parity=losses,
+            )
+        return NO_REDUNDANCY
 
     def homes(self, generation: Generation) -> tuple[int, ...]:
         """Node of every rank that wrote it."""
@@ -190,6 +216,8 @@ class World:
             self.note_part(keeper)
         elif type(message) is m.CopiesWanted:
             self.oracle.wanted.setdefault(message.generation, self.lost_so_far())
+            coordinator = keeper.coordinator.state
+            self.placements[message.generation] = coordinator.replicated, coordinator.sets
         elif type(message) is m.CopiesEnded:
             self.promise_protected(keeper, message)
         if key in self.blocked or self.nodes[key[1]].keeper is None:
@@ -245,7 +273,9 @@ class World:
         if keeper.coordinator.state.nodes != self.nodes_of:
             return
         self.oracle.protections.add(generation)
-        replicated, sets = keeper.coordinator.state.replicated, keeper.coordinator.state.sets
+        coordinator = keeper.coordinator.state
+        placed_now = coordinator.replicated, coordinator.sets
+        replicated, sets = self.placements.get(generation, placed_now)
         homes = keeper.coordinator.state.nodes
         there = {(rank, node) for node, ranks in replicated.items() for rank in ranks}
         originals = [

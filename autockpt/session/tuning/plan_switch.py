@@ -58,15 +58,18 @@ class PlanSwitch:
         pending = self._pending
         return pending.version if pending is not None and pending.apply_step is None else 0
 
-    def take(self, message: Any, step: int) -> tuple[int, int] | None:
-        """A message of the keeper while the loop stands at `step`; (version, step) once decided."""
+    def take(self, message: Any, step: int) -> tuple[int, int, CheckpointPlan | None] | None:
+        """A message of the keeper while the loop stands at `step`.
+
+        Once it is decided: (version, step, plan); None for a plan that was prepared before.
+        """
         match message:
             case p.PreparePlan():
                 self._prepare(message, step)
             case p.ApplyPlan():
-                self._decide(message, step)
+                plan = self._decide(message, step)
                 if message.version < p.STOP_VERSION:
-                    return message.version, message.apply_step
+                    return message.version, message.apply_step, plan
             case p.AbortPlan():
                 self._abort(message.version)
         return None
@@ -97,15 +100,18 @@ class PlanSwitch:
             self._hold_after = step + message.margin_steps
         self._send(p.PlanPrepared(rank=self._rank, version=message.version, step=step))
 
-    def _decide(self, message: p.ApplyPlan, step: int) -> None:
+    def _decide(self, message: p.ApplyPlan, step: int) -> CheckpointPlan | None:
+        plan = None
         with self._lock:
             pending = self._pending
             if pending is not None and pending.version == message.version:
+                plan = pending.plan
                 self._pending = replace(pending, apply_step=message.apply_step)
                 if step >= message.apply_step and self._hold_after is None:
                     late = p.PlanLate(rank=self._rank, version=message.version, step=step)
                     self._send(late)
             self._hold_after = None
+        return plan
 
     def _abort(self, version: int) -> None:
         with self._lock:

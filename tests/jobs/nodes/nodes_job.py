@@ -57,10 +57,11 @@ class NodesJob:
         *,
         least: int = 0,
         ranks: int = 1,
+        script: str = TRAINING[0],
     ) -> None:
         self.run_dir = str(folder / "run")
         self._ranks = ranks
-        self.count, self._settings = count, settings
+        self.count, self._settings, self._script = count, settings, script
         self._nodes = f"{least}:{count}" if least else str(count)
         self._logs = [folder / f"launcher-{node}.log" for node in range(count)]
         with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -75,7 +76,7 @@ class NodesJob:
             "--rdzv-endpoint", f"127.0.0.1:{self._port}", "--run-dir", self.run_dir,
             "--rdzv-conf", f"is_host={node == 0}",  # else any of them, and it could not be lost
             "--set", "memory.interval=3 steps", "--set", "disk.interval=15 steps", *wanted,
-            *TRAINING,
+            self._script, *TRAINING[1:],
         ]  # fmt: skip
         with self._logs[node].open("ab") as log:
             return subprocess.Popen(

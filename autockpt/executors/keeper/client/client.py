@@ -219,6 +219,19 @@ class KeeperClient:
             self._attach = replace(self._attach, redundancy=wanted)
             self.send(wire.RateWanted(rank=self.rank, bytes_per_s=rate))
 
+    def agreed_on(self, redundancy: Redundancy) -> None:
+        """All ranks take this scheme of copies with a coming plan; a new keeper should know.
+
+        A plan without copies, and another path, wait for the next start.
+        """
+        before = self._attach.redundancy
+        if redundancy.scheme != "none":
+            now = replace(
+                redundancy, path=before.path, schedule=before.schedule,
+                rate_bytes_per_s=before.rate_bytes_per_s,
+            )  # fmt: skip
+            self._attach = replace(self._attach, redundancy=now)
+
     def running_as(
         self, term: int, plan_version: int, plan_apply_step: int | None, *, attempt: int
     ) -> None:

@@ -14,6 +14,7 @@ from autockpt.executors.protocol.coordinator.state import CoordinatorState, Prop
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Retention
 from autockpt.values.record import from_data
+from autockpt.values.redundancy import Redundancy
 
 
 class PlanChange:
@@ -100,11 +101,13 @@ class PlanChange:
     def _decide_plan(self, proposal: Proposal) -> None:
         margin_steps = self._margin_steps(proposal.version)
         apply_step = max(proposal.prepared.values()) + margin_steps
-        if "retention" in proposal.payload:  # a quota may hold fewer than the goal keeps
-            with contextlib.suppress(ConfigError):  # no rank takes a plan that it cannot read
-                self.state.retention = from_data(
-                    Retention, proposal.payload["retention"], where="plan change"
-                )
+        payload, state = proposal.payload, self.state
+        with contextlib.suppress(ConfigError):  # no rank takes a plan that it cannot read
+            if "retention" in payload:  # a quota may hold fewer than the goal keeps
+                state.retention = from_data(Retention, payload["retention"], where="plan change")
+        with contextlib.suppress(ConfigError):
+            if "redundancy" in payload:
+                state.redundancy = from_data(Redundancy, payload["redundancy"], where="plan change")
         self._set_plan(proposal.version, apply_step)
 
     def _set_plan(self, version: int, apply_step: int) -> None:

@@ -15,6 +15,7 @@ from autockpt.executors.protocol.transitions import moved
 from autockpt.values.errors import ConfigError
 from autockpt.values.generation import Generation
 from autockpt.values.placement import Cell, place, rank_sets, ranks_by_node
+from autockpt.values.redundancy import Redundancy, is_placed_alike
 
 
 def parity_sets(cells: Iterable[Cell], nodes: Sequence[int]) -> Iterator[ParityRanks]:
@@ -72,12 +73,12 @@ class Replicating:
         state = self.state
         state.replicated, state.sets, state.holders = {}, (), {}
         state.copies_wanted, state.parities_wanted = state.world_size, 0
-        first = state.attaches[min(state.attaches)]
-        if first.redundancy.scheme == "none":
+        state.placed = self._redundancy()
+        if state.placed.scheme == "none":
             return
-        nodes = state.every_node
+        nodes, domains = state.every_node, state.attaches[min(state.attaches)].domains
         try:
-            cells = place(first.redundancy, nodes, first.domains).cells
+            cells = place(state.placed, nodes, domains).cells
             state.sets = tuple(parity_sets([c for c in cells if c.kind == "parity"], state.nodes))
         except ConfigError as error:
             state.emit(m.Report(kind="warning", detail=f"no copies on other nodes: {error}"))
@@ -92,6 +93,29 @@ class Replicating:
         state.copies_wanted = len(replicated | set(enumerate(state.nodes)))
         state.parities_wanted = len({rank for ranks in state.holders.values() for rank in ranks})
 
+    def _redundancy(self) -> Redundancy:
+        """Of the newest plan on which all ranks agreed; a new coordinator has it from a rank."""
+        state = self.state
+        newest = max(state.attaches.values(), key=lambda one: (one.plan_version, -one.rank))
+        return state.redundancy or newest.redundancy
+
+    def _follow_plan(self) -> None:
+        """Rule 24: a plan's other scheme is for rounds that begin later.
+
+        Nothing is let go for it: a protected checkpoint stays until a newer one is protected.  So
+        a plan without any copies waits for the next start.
+        """
+        state, wanted = self.state, self.state.redundancy
+        if wanted is None or state.placed is None or is_placed_alike(wanted, state.placed):
+            return
+        if wanted.scheme == "none":
+            return
+        before = state.placed
+        self.place_copies()
+        if not state.protects and before.scheme != "none":
+            state.redundancy = before  # it fits no node, and this has been said
+            self.place_copies()
+
     def _holders(self) -> dict[int, tuple[int, ...]]:
         found: dict[int, list[int]] = {}
         for rank in sorted(rank for each in self.state.sets for rank in each.ranks):
@@ -104,7 +128,10 @@ class Replicating:
         """Of the newest generation, unless one is under way or it is protected already."""
         state = self.state
         newest = state.memory_committed
-        if newest is None or state.round is not None or not state.protects:
+        if newest is None or state.round is not None:
+            return
+        self._follow_plan()
+        if not state.protects:
             return
         if state.intact and state.protected is not None and newest <= state.protected:
             return
@@ -232,6 +259,8 @@ class Replicating:
                 parities=tuple(
                     copies.parities[rank] for rank in holders if rank in copies.parities
                 ),
+                replicated=replicated,
+                holders=holders,
             )
             state.send(node, wanted)
 

@@ -16,6 +16,7 @@ from autockpt.executors.protocol.transitions import (
 )
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Retention
+from autockpt.values.redundancy import Redundancy
 
 
 @dataclass(slots=True)
@@ -184,6 +185,10 @@ class CoordinatorState:
     verified: set[int] = field(default_factory=set)
     memory_committed: Generation | None = None
     """Newest healthy one that all ranks hold."""
+    redundancy: Redundancy | None = None
+    """Of the newest plan that was decided here; None: none was."""
+    placed: Redundancy | None = None
+    """The one by which copies are placed; None: not yet."""
     replicated: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """By node the ranks of other nodes whose shards it copies."""
     sets: tuple[ParityRanks, ...] = ()

@@ -121,6 +121,10 @@ class CopiesWanted:
     """Shards of the replicated ranks of the receiving node."""
     parities: tuple[HeldShard, ...] = ()
     """To be made by the node that this is sent to."""
+    replicated: tuple[int, ...] = ()
+    """Its replicated ranks from this generation on: a plan may have changed the scheme."""
+    holders: tuple[int, ...] = ()
+    """The same of its ranks that hold a parity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,7 @@ class Replicating:
             state.stale(message)
             return
         state.copying = generation
+        state.replicated, state.holders = message.replicated, message.holders
         for shard in (*message.shards, *message.parities):
             fits = (shard.generation, shard.world_size) == (generation, len(state.nodes))
             if fits and self.replica_slots.is_wanted(replica_of(shard)):
