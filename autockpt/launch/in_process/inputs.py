@@ -61,13 +61,13 @@ class ScriptFiles:
     """The files of the script and of its own modules."""
 
     def __init__(self) -> None:
-        self._stamps = {path: _stamp(path) for path in _own_files(sys.modules)}
+        self._stamps = {path: imports.stamp(path) for path in _own_files(sys.modules)}
         self._began_ns = imports.script_began_ns() or time.time_ns()
 
     def obstacle(self) -> str:
         """Which file is another one now; "": none is."""
         for path in _own_files(sys.modules):
-            now = _stamp(path)
+            now = imports.stamp(path)
             # It was read after the script began, and must be older.
             is_newer = now is None or now[0] > self._began_ns
             if is_newer or now != self._stamps.get(path, now):
@@ -84,12 +84,3 @@ def _own_files(modules: Mapping[str, Any]) -> set[str]:
         for file in files
         if isinstance(file, str) and os.path.isabs(file) and not imports.is_library(file)
     }
-
-
-def _stamp(path: str) -> tuple[int, int, int] | None:
-    """When it was changed, in ns, its size and its inode; None: it cannot be read."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -22,9 +22,10 @@ from typing import Any, ParamSpec, TypeVar
 
 from autockpt.launch import startup_timing
 from autockpt.launch.in_process import order, process_groups, process_state
-from autockpt.launch.in_process.channel import Channel, connect
+from autockpt.launch.in_process.channel import connect
 from autockpt.launch.in_process.inputs import Arguments, ScriptFiles
 from autockpt.launch.rank_env import number
+from autockpt.launch.standby.channel import Channel
 from autockpt.values import script_errors
 from autockpt.values.errors import RestartError
 

@@ -18,8 +18,9 @@ from typing import Any
 
 from autockpt.console import Console
 from autockpt.launch.environment import NEW_PROCESS
-from autockpt.launch.in_process.channel import Channel, accept, listen
+from autockpt.launch.in_process.channel import accept, listen
 from autockpt.launch.in_process.decision import UNWIND_S, Survivor, judge, obstacle
+from autockpt.launch.standby.channel import Channel
 from autockpt.launch.standby.pool import handler_of, ranks_from
 
 ALONE_S = 1.0

@@ -17,6 +17,8 @@ from autockpt import new_files
 from autockpt.values.errors import AutockptError
 from autockpt.values.record import from_json, to_json
 
+Stamp = tuple[int, int, int]
+"""When a file was changed, in ns, its size and its inode."""
 FOLDER = "standby"
 _PACKAGE = Path(__file__).resolve().parents[2]
 _environment: dict[str, str] = {}
@@ -108,3 +110,12 @@ def _library_roots() -> tuple[str, ...]:
     found |= {path for path in sys.path if path.endswith(("site-packages", "dist-packages"))}
     found |= {os.path.realpath(path) for path in found} | {str(_PACKAGE)}
     return tuple(sorted(path.rstrip(os.sep) + os.sep for path in found))
+
+
+def stamp(path: str) -> Stamp | None:
+    """Of a file now; None: it cannot be read."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import gc
 import importlib
-import json
 import os
 import signal
 import socket
@@ -22,6 +21,7 @@ from typing import Any, NoReturn
 
 from autockpt.launch import owner, startup_timing
 from autockpt.launch.standby import imports
+from autockpt.launch.standby.channel import Channel
 
 VARIABLE = "AUTOCKPT_STANDBY"
 """Descriptor of the socket on which a process with this variable is given its order."""
@@ -50,15 +50,15 @@ def become_rank(descriptor: int) -> None:
 
     Ends the process when the launcher has gone, or after a refusal.
     """
-    launcher = os.environ.get("AUTOCKPT_LAUNCHER_PID", "")
-    if launcher.isdecimal():
-        owner.end_with(int(launcher), signal.SIGKILL)
+    parent = os.environ.get("AUTOCKPT_LAUNCHER_PID", "")
+    if parent.isdecimal():
+        owner.end_with(int(parent), signal.SIGKILL)
     with contextlib.suppress(OSError):  # the first to go when memory is short
         Path("/proc/self/oom_score_adj").write_text("1000")
-    sock = socket.socket(fileno=descriptor)
+    launcher = Channel(socket.socket(fileno=descriptor))
     title, environment = _Title(), _given_environment()
     title.show(IMPORTING)
-    known, path0 = _receive(sock)[0], sys.path[0]
+    known, path0 = _next_order(launcher)[0], sys.path[0]
     captured, world = _Captured(), _World(environment)
     try:
         with captured, world.watched():
@@ -67,16 +67,16 @@ def become_rank(descriptor: int) -> None:
             sys.path[0] = path0
         world.require_clean(known["changed"])
         title.show(TITLE)
-        _send(sock, ready=True)
-        order, descriptors = _receive(sock)
+        launcher.send({"ready": True})
+        order, descriptors = _next_order(launcher)
         world.require_same(order["environment"])
     except Refusal as refusal:
-        _send(sock, refused=str(refusal))
+        launcher.send({"refused": str(refusal)})
         _leave()
     except OSError:
         _leave()
-    _send(sock, taken=True)
-    sock.close()
+    launcher.send({"taken": True})
+    launcher.close()
     world.restore(order["environment"])
     for source, target in zip(descriptors, (1, 2), strict=True):
         os.dup2(source, target)
@@ -95,7 +95,7 @@ class _World:
         self._before = environment
         self._read: set[str] = set()
         self._set: dict[str, str | None] = {}
-        self._files: dict[str, tuple[int, int] | None] = {}
+        self._files: dict[str, imports.Stamp | None] = {}
         self._problem = ""
         self._random: bytes | None = None
         """State of torch's generator, which every process seeds anew."""
@@ -148,7 +148,7 @@ class _World:
                 raise Refusal(f"a library imports the script's own {name} ({file})")
             if modules.get(name, file) != file:
                 raise Refusal(f"{name} was {modules[name]}, and is {file} without the script")
-            self._files[file] = _stamp(file)
+            self._files[file] = imports.stamp(file)
 
     def require_clean(self, changed: list[str]) -> None:
         """Raises Refusal for any difference from a fresh process."""
@@ -181,7 +181,7 @@ class _World:
             if name in self._read or not own:
                 raise Refusal(f"{name} has changed, which libraries may read when imported")
         for file, stamp in self._files.items():
-            if _stamp(file) != stamp:
+            if imports.stamp(file) != stamp:
                 raise Refusal(f"{file} has changed since it was imported")
 
     def restore(self, environment: Mapping[str, str]) -> None:
@@ -281,29 +281,13 @@ def _devices() -> set[str]:
     return {path for path in found if path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/"))}
 
 
-def _stamp(file: str) -> tuple[int, int] | None:
-    try:
-        found = os.stat(file)
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size
-
-
-def _receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
+def _next_order(launcher: Channel) -> tuple[dict[str, Any], list[int]]:
     """One message and its descriptors; ends the process where the launcher has gone."""
-    data, descriptors, _, _ = socket.recv_fds(sock, 65536, 2)
-    while data and not data.endswith(b"\n"):
-        more = sock.recv(65536)
-        data = data + more if more else b""
-    if not data:
-        _leave()
-    message: dict[str, Any] = json.loads(data)
-    return message, list(descriptors)
-
-
-def _send(sock: socket.socket, **message: Any) -> None:
-    with contextlib.suppress(OSError):
-        sock.sendall(json.dumps(message).encode() + b"\n")
+    while (heard := launcher.receive()) is not None:
+        messages, descriptors = heard
+        if messages:
+            return messages[0], descriptors
+    _leave()
 
 
 def _leave() -> NoReturn:

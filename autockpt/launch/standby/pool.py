@@ -6,15 +6,13 @@ start; the reason is logged once.
 """
 
 import contextlib
-import json
 import os
-import select
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +21,7 @@ from autockpt.console import Console
 from autockpt.executors.linux.memory import headroom
 from autockpt.launch.elastic.signals import signals_wait
 from autockpt.launch.standby import imports, parked
+from autockpt.launch.standby.channel import Channel
 from autockpt.run_directory import RunDirectory
 from autockpt.values.units import format_bytes
 
@@ -47,13 +46,12 @@ class _Place:
     arguments: tuple[str, ...]
     environment: dict[str, str]
     process: "subprocess.Popen[bytes] | None" = None
-    sock: socket.socket | None = None
+    channel: Channel | None = None
     ready: bool = False
     known_s: float | None = None
     """Since when its imports are known, CLOCK_MONOTONIC."""
     bytes: int = NEEDED_BYTES
     refused: bool = False
-    pending: bytearray = field(default_factory=bytearray)
 
 
 class StandbyPool:
@@ -106,32 +104,28 @@ class StandbyPool:
             place.refused = True
             return
         here, there = socket.socketpair()
-        place.sock = here
+        place.channel, place.ready = Channel(here), False
         with there:
             variables = {**place.environment, parked.VARIABLE: str(there.fileno())}
             place.process = subprocess.Popen(
                 place.arguments, env=variables, pass_fds=(there.fileno(),), start_new_session=True
             )
-        here.setblocking(False)
-        place.ready, place.pending = False, bytearray()
         order = {
             "modules": known.modules, "changed": known.changed, "path0": _path0(place.arguments),
         }  # fmt: skip
-        _send(here, order)
+        place.channel.send(order)
 
-    def _hear(self, place: _Place, wait_s: float = 0.0) -> None:
-        """Takes the next word of a parked process, if there is one."""
-        if place.sock is None or not select.select([place.sock], [], [], wait_s)[0]:
+    def _hear(self, place: _Place) -> None:
+        """Takes the next words of a parked process, if there are any."""
+        if place.channel is None or not place.channel.is_ready(0.0):
             return
-        data = place.sock.recv(65536)
-        place.pending += data
-        if not data:
+        heard = place.channel.receive()
+        if heard is None:
             self._end(place)
             place.refused = True
             self._say("the standby ended by itself while it imported")
-        elif place.pending.endswith(b"\n"):
-            said = json.loads(bytes(place.pending))
-            place.pending.clear()
+            return
+        for said in heard[0]:
             if "refused" in said:
                 self._end(place)
                 place.refused = True
@@ -197,10 +191,10 @@ class StandbyPool:
         return cold(**settings) if started is None else started
 
     def _hand_over(self, place: _Place, environment: dict[str, str], settings: Any) -> Any:
-        if place.process is None or place.sock is None:
+        if place.process is None or place.channel is None:
             return None
         self._hear(place)
-        if not place.ready or place.sock is None:
+        if not place.ready or place.channel is None:
             self._say("the standby was still being made", now=True)
             return None
         arguments = (settings["entrypoint"], *map(str, settings["args"]))
@@ -212,29 +206,27 @@ class StandbyPool:
             "environment": environment,
             "oom_score_adj": Path("/proc/self/oom_score_adj").read_text().strip(),
         }
-        place.sock.setblocking(True)
-        place.sock.settimeout(ANSWER_S)
-        _send(place.sock, order, warm.outputs)
+        place.channel.send(order, warm.outputs)
         place.ready = False
-        said = json.loads(place.sock.makefile("rb").readline() or "{}")
+        said = place.channel.next_message(ANSWER_S) or {}
         if "taken" not in said:
             warm.give_up()
             self._say(said.get("refused", "the standby ended"), now=True)
             return None
-        place.sock.close()
-        place.process = place.sock = None
+        place.channel.close()
+        place.process = place.channel = None
         return warm
 
     # ------------------------------------------------------------------ ends
 
     def _end(self, place: _Place) -> None:
-        if place.sock is not None:
-            place.sock.close()
+        if place.channel is not None:
+            place.channel.close()
         if place.process is not None:
             with contextlib.suppress(OSError):
                 os.killpg(place.process.pid, signal.SIGKILL)
             place.process.wait()
-        place.process, place.sock, place.ready = None, None, False
+        place.process, place.channel, place.ready = None, None, False
 
     def _give_up(self, reason: str) -> None:
         self._wanted = False
@@ -314,10 +306,3 @@ def _memory_of(pid: int) -> int:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous:"))
     except (OSError, StopIteration):
         return NEEDED_BYTES
-
-
-def _send(sock: socket.socket, message: Any, descriptors: tuple[int, ...] = ()) -> None:
-    data = json.dumps(message).encode() + b"\n"
-    sock.setblocking(True)
-    sent = socket.send_fds(sock, [data], descriptors)
-    sock.sendall(data[sent:])

@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from autockpt.cli import script_runner
 from autockpt.launch.in_process import order, process_state, restartable
-from autockpt.launch.in_process.channel import Channel
+from autockpt.launch.standby.channel import Channel
 
 
 class Launcher:

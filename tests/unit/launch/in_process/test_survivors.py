@@ -13,8 +13,9 @@ from autockpt.launch import environment
 from autockpt.launch.elastic.agent import agent_class
 from autockpt.launch.elastic.signals import signals_wait
 from autockpt.launch.in_process import survivors as module
-from autockpt.launch.in_process.channel import Channel, connect, listen
+from autockpt.launch.in_process.channel import connect, listen
 from autockpt.launch.in_process.survivors import Survivors
+from autockpt.launch.standby.channel import Channel
 
 OTHER = 2**22 + 1
 """No process has this number."""
