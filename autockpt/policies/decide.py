@@ -30,7 +30,7 @@ from autockpt.policies.staging.device_clone import CloneChoice, choose_device_cl
 from autockpt.policies.staging.quota import Way, choose_room, storage_matters
 from autockpt.policies.staging.shares import choose_shares
 from autockpt.policies.staging.slots import SlotChoice, choose_slots
-from autockpt.policies.staging.write_path import WriteChoice, choose_path
+from autockpt.policies.staging.write_path import WriteChoice, choose_path, of_this_store
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
 from autockpt.values.plan import (
@@ -50,6 +50,7 @@ def decide(profile: Profile, goal: Goal) -> Decision:
 
     Raises ConfigError where limits and pins cannot hold together, naming the nearest way out.
     """
+    profile, unfit = of_this_store(profile, goal)
     shares = choose_shares(profile, goal)
     habit = todays_habit(profile, goal)
     profile = shares.profile
@@ -123,7 +124,7 @@ def decide(profile: Profile, goal: Goal) -> Decision:
             habit=habit,
         ),
         current=habit_promise(habit, costs.iteration_s, rate_band(profile.failures, goal)),
-        warnings=_warnings(profile, goal, costs, intervals),
+        warnings=(*([unfit] if unfit else []), *_warnings(profile, goal, costs, intervals)),
     )
 
 

@@ -4,7 +4,7 @@ Storage figures come from the profile's grid: the fewest writers, then O_DIRECT,
 chunk within 5 % of the best.  A peak among noisy cells is not worth more threads.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autockpt.policies.cost_model.costs import link_time_s, ranks_per_node, write_time_s
 from autockpt.values.errors import ConfigError
@@ -67,7 +67,9 @@ def choose_write(profile: Profile, goal: Goal, *, encoding: bool = False) -> Wri
         chunk_bytes=pins.chunk_bytes or chosen.chunk_bytes,
         direct_io=chosen.direct and not goal.is_in_store,
         measure=chosen,
-        reason=(
+        reason=_of_store(profile, chosen, count)
+        if goal.is_in_store
+        else (
             f"{_cell(chosen)} writes {format_bytes(count)} in {format_duration(took)}, "
             f"{format_fraction(took / best_s - 1)} behind the fastest of {len(allowed)} "
             "measured configurations and with the fewest writers within 5 % of it"
@@ -78,6 +80,22 @@ def choose_write(profile: Profile, goal: Goal, *, encoding: bool = False) -> Wri
         if runner_up
         else "",
         binding=binding,
+    )
+
+
+def of_this_store(profile: Profile, goal: Goal) -> tuple[Profile, str]:
+    """(the profile, a warning) of a job whose checkpoints go to an object store.
+
+    Figures of a disk, or of another bucket, say nothing about it and are left out.
+    """
+    measured, path = profile.fingerprint.storage, goal.storage_path or ""
+    bucket = "/".join(path.split("/")[:3])
+    if not goal.is_in_store or measured == bucket or not profile.storage:
+        return profile, ""
+    others = tuple(m for m in profile.interference if m.work not in ("persist", "storage_write"))
+    return replace(profile, storage=(), persist_s=None, interference=others), (
+        f"the profile measured the storage {measured}, and disk.path is in {bucket}: its storage "
+        f"figures are left out; run `autockpt profile --set disk.path={path} SCRIPT`"
     )
 
 
@@ -158,6 +176,17 @@ def _unmeasured(goal: Goal, binding: str, *, measured_others: bool) -> WriteChoi
         reason=f"{why}; the rest are defaults: {WRITERS} writers, {CHUNK_BYTES // 2**20} MiB",
         numbers={},
         binding=binding,
+    )
+
+
+def _of_store(profile: Profile, write: StorageMeasure, count: int) -> str:
+    """The measured figures of a store, which is asked in one way."""
+    read = next((m for m in profile.storage if m.operation == "read"), None)
+    back = "" if read is None else f", and gives {format_rate(read.bytes_per_s.mean)}"
+    return (
+        f"the store {profile.fingerprint.storage} was measured: it takes a page in "
+        f"{format_duration(write.alpha_s)} and {format_rate(write.bytes_per_s.mean)}{back}; so "
+        f"{format_bytes(count)} are written in {format_duration(write_time_s(write, count))}"
     )
 
 

@@ -12,7 +12,7 @@ from autockpt.policies.staging.write_path import choose_write
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import FailureDeclaration, Goal, Limits, Pins, Retention
 from autockpt.values.plan import Schedule
-from autockpt.values.profile import LinkMeasure, MemoryHeadroom
+from autockpt.values.profile import LinkMeasure, MemoryHeadroom, Profile
 from autockpt.values.record import to_json
 from tests.support.profiles import (
     beside_training,
@@ -318,6 +318,42 @@ def test_pinned_interval_shorter_than_the_persist_is_kept_with_a_warning():
     decision = decide(example_profile(persist_s=5.0), Goal(pins=Pins(disk_interval_steps=2)))
     assert decision.plan.tier("disk").interval_steps == 2
     assert any("saves will be skipped" in warning for warning in decision.warnings)
+
+
+def of_bucket(bucket: str, *, gb_per_s: float) -> Profile:
+    """A profile that measured a store."""
+    profile = example_profile(
+        storage=(storage_measure(gb_per_s=gb_per_s, writers=2, direct=False),), persist_s=5.0
+    )
+    return replace(profile, fingerprint=replace(profile.fingerprint, storage=bucket))
+
+
+def test_a_plan_for_a_store_says_what_was_measured_of_it() -> None:
+    """And follows from that: a slower store is written to less often."""
+    goal = Goal(storage_path="s3://bucket/jobs/run", pins=Pins(schedule="blocking"))
+    slow, fast = (decide(of_bucket("s3://bucket", gb_per_s=rate), goal) for rate in (0.05, 5.0))
+    for decision, rate in ((slow, "50 MB/s"), (fast, "5 GB/s")):
+        staging = decision.choice("staging")
+        assert staging is not None
+        assert "store s3://bucket was measured: it takes a page in" in staging.reason
+        assert rate in staging.reason
+        assert not any("left out" in warning for warning in decision.warnings)
+    assert slow.expected.persist_s > 20 * fast.expected.persist_s
+    steps = [decision.plan.tier("disk").interval_steps for decision in (slow, fast)]
+    assert steps[0] > steps[1]
+
+
+@pytest.mark.parametrize("measured", ["/", "s3://other", "gs://bucket"])
+def test_figures_of_another_storage_are_not_those_of_the_store(measured: str) -> None:
+    """A disk's rate would promise a checkpoint that no store can keep."""
+    goal = Goal(storage_path="s3://bucket/jobs/run")
+    decision = decide(of_bucket(measured, gb_per_s=5.0), goal)
+    (said,) = [w for w in decision.warnings if "left out" in w]
+    assert f"measured the storage {measured}, and disk.path is in s3://bucket" in said
+    staging = decision.choice("staging")
+    assert staging is not None
+    assert "storage was not measured" in staging.reason
+    assert decision.expected.persist_s > 1.0
 
 
 def test_pinned_writers_keep_what_was_measured_of_a_store() -> None:
