@@ -6,9 +6,12 @@ held against the best fixed interval in hindsight: the same lives and the same r
 costs that the run itself has observed, at the interval that would have kept most.  The plan in
 force at the end promised a loss; it is held against the loss that was observed.
 
-    make bench-mind                                        # 5 schedules, 2 sizes: over an hour
-    make bench-mind BENCH_ARGS='--schedules 1 --kills 5'   # some minutes
+    make bench-mind               # 2 schedules of 5 kills, 2 sizes: at most 20 minutes
+    make bench-mind BENCH_ARGS='--schedules 5 --kills 10 --stretch 10 60 --minutes 120'
     make bench-mind BENCH_ARGS=--smoke                     # a minute: does it work?
+
+Jobs run one after the other.  None begins that would outlast `--minutes`, if it takes as long as
+the longest before.
 """
 
 import argparse
@@ -50,6 +53,8 @@ class Life:
     """That it trained."""
     began_s: float
     ended_s: float
+    iteration_s: float
+    """Mean iteration without background work: other jobs on the machine come and go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,23 +79,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run, judge, publish."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--schedules", type=int, default=5, help="of kills, for each size")
-    parser.add_argument("--kills", type=int, default=10, help="of a schedule")
+    parser.add_argument("--schedules", type=int, default=2, help="of kills, for each size")
+    parser.add_argument("--kills", type=int, default=5, help="of a schedule")
+    parser.add_argument("--minutes", type=float, default=20.0, help="that all of it may take")
     parser.add_argument("--sizes", nargs="+", default=["1m", "10m"])
-    parser.add_argument("--stretch", type=float, nargs=2, default=[10.0, 60.0],
+    parser.add_argument("--stretch", type=float, nargs=2, default=[10.0, 40.0],
                         help="least and most training before a kill, seconds")  # fmt: skip
     tiny = {"schedules": 1, "kills": 2, "sizes": ["1m"], "stretch": [1.0, 2.0]}
     given = parse(parser, argv, **tiny)
     found: dict[str, list[Outcome]] = {}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # else the job would train on
     folder = Path(tempfile.mkdtemp(prefix="bench-mind-", dir=os.getcwd()))
     try:
-        for size in given.sizes:
-            for number in range(given.schedules):
-                stretches = drawn(given.kills + 1, *given.stretch, seed=1000 * given.seed + number)
-                run = folder / f"{size}-{number}"
-                one = outcome(RunDirectory.create(run), run_once(run, size, stretches))
-                print(f"{size} schedule {number}: {json.dumps(asdict(one))}", flush=True)
-                found.setdefault(size, []).append(one)
+        for number, size in jobs_within(given):
+            stretches = drawn(given.kills + 1, *given.stretch, seed=1000 * given.seed + number)
+            run = folder / f"{size}-{number}"
+            one = outcome(RunDirectory.create(run), run_once(run, size, stretches))
+            print(f"{size} schedule {number}: {json.dumps(asdict(one))}", flush=True)
+            found.setdefault(size, []).append(one)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     publish(
@@ -98,6 +104,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         settings={**vars(given), "outcomes": {k: [asdict(o) for o in v] for k, v in found.items()}},
         smoke=given.smoke,
     )  # fmt: skip
+
+
+def jobs_within(given: argparse.Namespace) -> Iterator[tuple[int, str]]:
+    """(schedule, size) of the next job, while there is time for one more."""
+    began_s, longest_s = time.monotonic(), 0.0
+    for number in range(given.schedules):
+        for size in given.sizes:
+            job_began_s = time.monotonic()
+            if job_began_s - began_s + longest_s > 60.0 * given.minutes:
+                print(f"no time for schedule {number} of {size}", flush=True)
+                return
+            yield number, size
+            longest_s = max(longest_s, time.monotonic() - job_began_s)
 
 
 def drawn(count: int, least_s: float, most_s: float, *, seed: int) -> tuple[float, ...]:
@@ -163,28 +182,31 @@ def outcome(run: RunDirectory, ends: Sequence[float]) -> Outcome:
     lives = lives_of(events, ends)
     counted = lives[COUNTED_FROM:] or lives[-1:]
     skipped = max(0, len(lives) - len(counted))
-    iteration_s = fmean(
-        e.quiet_s for e in events if isinstance(e, t.IterationsTimed) and e.quiet_s > 0
-    )
     seals = sum(isinstance(event, t.SnapshotSealed) for event in events)
-    stalled_s = sum(e.checkpoint_s for e in events if isinstance(e, t.IterationsTimed))
-    slower_s = sum(max(0.0, e.total_s - e.count * iteration_s)
-                   for e in events if isinstance(e, t.IterationsTimed))  # fmt: skip
+    blocks = [e for e in events if isinstance(e, t.IterationsTimed)]
+    stalled_s = sum(block.checkpoint_s for block in blocks)
+    slower_s = sum(
+        max(0.0, block.total_s - block.count * block.quiet_s) for block in blocks if block.quiet_s
+    )
     cost_s = (stalled_s + slower_s) / max(1, seals)
     copies = [e.copy_s for e in events if isinstance(e, t.SnapshotSealed)] or [0.0]
     wall_s = ends[-1] - ends[skipped - 1] if skipped else ends[-1] - lives[0].began_s
-    last = counted[-1]
-    trained = (last.first_step + last.steps - counted[0].first_step) * iteration_s
-    best, interval = best_fixed(counted, iteration_s, cost_s=cost_s, latency_s=fmean(copies))
+    begun = [life.first_step for life in counted]
+    ended = [*begun[1:], counted[-1].first_step + counted[-1].steps]
+    trained_s = sum(
+        (end - begin) * life.iteration_s
+        for life, begin, end in zip(counted, begun, ended, strict=True)
+    )
+    best_s, interval = best_fixed(counted, cost_s=cost_s, latency_s=fmean(copies))
     decision, plan = run.read_decision(), run.read_plan()
     records = run.failures()
     return Outcome(
-        goodput=trained / wall_s,
-        best_goodput=best * iteration_s / wall_s,
+        goodput=trained_s / wall_s,
+        best_goodput=best_s / wall_s,
         best_interval_steps=interval,
         interval_steps=plan.snapshot_interval_steps if plan is not None else 0,
         promised_loss=None if decision is None else decision.expected.waste,
-        observed_loss=1.0 - trained / wall_s,
+        observed_loss=1.0 - trained_s / wall_s,
         fresh_starts=sum(life.first_step == 0 for life in lives[COUNTED_FROM:]),
         lost_steps=tuple(record.lost_steps for record in records),
         plans=1 + sum(isinstance(event, t.PlanChanged) for event in events),
@@ -198,32 +220,41 @@ def lives_of(events: Sequence[t.Event], ends: Sequence[float]) -> list[Life]:
     found = []
     for first, ended_s in zip(firsts, ends, strict=True):
         begun = first.step - 1
-        newest = [b.step for b in blocks if first.at_s <= b.at_s <= ended_s + 5.0]
-        steps = max(newest, default=first.step) - begun
-        found.append(Life(first_step=begun, steps=steps, began_s=first.at_s, ended_s=ended_s))
+        own = [b for b in blocks if first.at_s <= b.at_s <= ended_s + 5.0]
+        steps = max((b.step for b in own), default=first.step) - begun
+        quiet = [b for b in own if b.quiet_s] or [b for b in blocks if b.quiet_s]
+        iteration_s = sum(b.quiet_s * b.count for b in quiet) / sum(b.count for b in quiet)
+        found.append(
+            Life(
+                first_step=begun, steps=steps, began_s=first.at_s, ended_s=ended_s,
+                iteration_s=iteration_s,
+            )
+        )  # fmt: skip
     return found
 
 
-def best_fixed(
-    lives: Sequence[Life], iteration_s: float, *, cost_s: float, latency_s: float
-) -> tuple[int, int]:
-    """(iterations kept, interval) of the fixed interval that keeps most of these lives.
+def best_fixed(lives: Sequence[Life], *, cost_s: float, latency_s: float) -> tuple[float, int]:
+    """(seconds of training kept, interval) of the fixed interval that keeps most of these lives.
 
     The last life is ended with notice, so all of it is kept.
     """
-    longest = max(life.ended_s - life.began_s for life in lives)
+    longest = max((life.ended_s - life.began_s) / life.iteration_s for life in lives)
     grid = sorted({max(1, round(1.15**k)) for k in range(80)})
-    grid = [steps for steps in grid if steps * iteration_s <= longest] or [1]
+    grid = [steps for steps in grid if steps <= longest] or [1]
 
-    def kept(interval: int) -> int:
-        period_s, total = interval * iteration_s + cost_s, 0
+    def kept_s(interval: int) -> float:
+        total_s = 0.0
         for life in lives[:-1]:
-            total += interval * int(max(0.0, life.ended_s - life.began_s - latency_s) / period_s)
-        last_s = lives[-1].ended_s - lives[-1].began_s
-        return total + int(last_s / (iteration_s + cost_s / interval))
+            trained_s = interval * life.iteration_s
+            counted_s = max(0.0, life.ended_s - life.began_s - latency_s)
+            total_s += trained_s * int(counted_s / (trained_s + cost_s))
+        last = lives[-1]
+        return total_s + (last.ended_s - last.began_s) / (
+            1.0 + cost_s / (interval * last.iteration_s)
+        )
 
-    best = max(grid, key=kept)
-    return kept(best), best
+    best = max(grid, key=kept_s)
+    return kept_s(best), best
 
 
 def rows(size: str, found: Sequence[Outcome]) -> list[Row]:
