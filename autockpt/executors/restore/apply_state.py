@@ -50,10 +50,12 @@ def apply_state(restored: RestoredState, state: LiveState) -> dict[str, Any]:
     if missing and not skeleton.get("partial"):
         raise ConfigError(f"{missing[0]}: is not in the checkpoint; it was attached later")
     for name, value in ((n, v) for n, v in state.others.items() if n not in missing):
-        load_without_rng_draw(value, state_tree.decode(skeleton["others"][name], tensors, device))
+        load_without_rng_draw(
+            value, state_tree.decode(skeleton["others"][name], tensors, device, to_train=True)
+        )
     return {
-        "progress": state_tree.decode(skeleton["progress"], tensors),
-        "rng": state_tree.decode(skeleton["rng"], tensors),
+        "progress": state_tree.decode(skeleton["progress"], tensors, to_train=True),
+        "rng": state_tree.decode(skeleton["rng"], tensors, to_train=True),
     }
 
 
@@ -71,15 +73,16 @@ def apply_structure(restored: RestoredState, state: LiveState) -> None:
         )
     state.load_own(
         own,
-        lambda saved: state_tree.decode(saved, tensors, device),
+        lambda saved: state_tree.decode(saved, tensors, device, to_train=True),
         lambda prefix: _apply_again(state, prefix, restored),
     )
     for path, module in state.extra_places().items():
         if path in skeleton["modules"]:
             saved = skeleton["modules"][path]
-            module.set_extra_state(state_tree.decode(saved, tensors, device))
+            module.set_extra_state(state_tree.decode(saved, tensors, device, to_train=True))
     state.module_state.load(
-        skeleton.get("changed", {}), lambda saved: state_tree.decode(saved, tensors, device)
+        skeleton.get("changed", {}),
+        lambda saved: state_tree.decode(saved, tensors, device, to_train=True),
     )
 
 
@@ -126,7 +129,7 @@ def _apply_optimizer(
     ]
     for number, (group, names) in enumerate(zip(optimizer.param_groups, named, strict=True)):
         its = _saved_group(prefix, saved, tuple(names), number, len(named), exact=restored.exact)
-        settings = state_tree.decode(its.values, tensors, _device(group["params"]))
+        settings = state_tree.decode(its.values, tensors, _device(group["params"]), to_train=True)
         _require_same_settings(prefix, optimizer, set(group) - {"params"}, set(settings))
         group.update(settings)
     live = state_of(optimizer)
@@ -141,9 +144,11 @@ def _apply_optimizer(
         elif name in saved.irregular:
             values = saved.irregular[name]
             own = {n: _divided(restored, n, parameter) for n in state_tree.tensor_names(values)}
-            live[parameter] = _as_parts(state_tree.decode(values, own, parameter.device), parameter)
+            live[parameter] = _as_parts(
+                state_tree.decode(values, own, parameter.device, to_train=True), parameter
+            )
     # A COMMIT of before this existed has none.
-    live.update(state_tree.decode(saved.loose, tensors, state.device()))
+    live.update(state_tree.decode(saved.loose, tensors, state.device(), to_train=True))
 
 
 def _as_parts(values: Any, parameter: torch.Tensor) -> Any:

@@ -73,6 +73,7 @@ class DataPosition:
 
     def __init__(self, loader: Any) -> None:
         """Raises ConfigError for a loader that cannot be resumed at a batch."""
+        wrapper = type(loader).__module__
         loader, self._moved = unwrapped_loader(loader)
         self.loader = loader
         self.epoch = 0
@@ -97,6 +98,8 @@ class DataPosition:
         """The loader has taken the state of an epoch under way, and not been iterated since."""
         self.is_read_again = is_streamed(loader)
         """A resumed epoch is read from its beginning, and not skipped by index."""
+        self._tells_epoch = wrapper.startswith("accelerate.")
+        """The wrapper that is left out here tells a streamed data set its epoch."""
         self._stateful = isinstance(loader, Stateful) and not self.is_read_again
         self.by_index = not self._stateful
         """This epoch is resumed by skipping; a stateful loader's when it was shared out anew."""
@@ -106,9 +109,16 @@ class DataPosition:
         """Numbers of samplers as the script made them."""
         self._drawing = {} if self._stateful else data_generators(loader)
         """Generators that loading a sample draws from, in this process."""
+        if self.is_read_again:
+            self._drawing = data_generators(loader, of_workers=True)
+        self._began: dict[str, Any] = {}
+        """Their states when this epoch began, and the epoch of the data set, where it is read again
+        after a restart."""
         self._before: dict[str, Any] | None = None
         """Their states before the newest batch, where that was given back."""
         self._before_newest: dict[str, Any] = {}
+        self._goes_on: dict[str, Any] = {}
+        """The states of the data set's generators behind the batches that are read again."""
 
     def state(self) -> dict[str, Any]:
         """Position as of now: between two batches."""
@@ -120,6 +130,8 @@ class DataPosition:
                 state["others"] = self._others
             if self._drawing:
                 state["drawing"] = self._drawn() if self._before is None else self._before
+            if self._began:
+                state["began"] = self._began
         else:
             state["loader"] = self._own_state()
             state.update(seeds_of(self.loader))
@@ -133,7 +145,7 @@ class DataPosition:
 
         Generators of workers cannot be put back.
         """
-        if getattr(self.loader, "num_workers", 0):
+        if getattr(self.loader, "num_workers", 0) and not self.is_read_again:
             return
         for name, state in states.items():
             if name not in self._drawing:
@@ -178,7 +190,9 @@ class DataPosition:
         self._go_on(old, self._own())
         if self.by_index:
             require_generators(self.loader, self._shuffle, self._others)
-            self._draw_on(state.get("drawing", {}))
+            self._began, self._goes_on = state.get("began", {}), state.get("drawing", {})
+            if not self.is_read_again:
+                self._draw_on(self._goes_on)
             self._resuming = self._shuffle is not None or self.index > 0 or self._start > 0
         else:
             self._tell_sampler()  # now: torchdata's asks it as soon as its own state is asked for
@@ -300,6 +314,8 @@ class DataPosition:
         if changed := changed_values(values_of(self.loader), self._built):
             self._others["values"] = changed
         self._new_workers = not _keeps_workers(self._plain) or self._plain._iterator is None
+        if self.is_read_again:
+            self._began = {"drawing": self._drawn(), "epoch": _epoch_of(self.loader.dataset)}
         return iter(self._plain)
 
     def _stateful_epoch(self) -> Iterator[Any]:
@@ -314,6 +330,8 @@ class DataPosition:
         sampler: Any = sampler_of(self.loader) if isinstance(self.loader, DataLoader) else None
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(self.epoch)
+        if self.is_read_again and self._tells_epoch:
+            self.loader.dataset.set_epoch(self.epoch)
 
     def _resumed_epoch(self) -> Iterator[Any]:
         if self._shuffle is None:
@@ -341,9 +359,13 @@ class DataPosition:
 
     def _read_epoch(self) -> Iterator[Any]:
         put_back(self.loader, self._shuffle, self._others)
+        self._draw_on(self._began.get("drawing", {}))
+        if self._began.get("epoch") is not None:
+            self.loader.dataset.set_epoch(self._began["epoch"])
         batches: Iterator[Any] = iter(self.loader)
         for _ in range(self.index):
             next(batches, None)
+        self._draw_on(self._goes_on)
         return batches
 
     def _before_order(self) -> None:
@@ -467,6 +489,12 @@ def _handing_over(clone: "DataLoader[Any]", made: Iterator[Any]) -> Iterator[Any
                 "batches cannot be skipped; give it state_dict and load_state_dict"
             )
         yield batch
+
+
+def _epoch_of(dataset: Any) -> int | None:
+    """Of a streamed data set, whose order depends on it; None: it has none."""
+    epoch = getattr(dataset, "epoch", None)
+    return int(epoch) if hasattr(dataset, "set_epoch") and epoch is not None else None
 
 
 def _keeps_workers(loader: "DataLoader[Any]") -> bool:

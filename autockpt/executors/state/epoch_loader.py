@@ -81,6 +81,11 @@ class EpochLoader:
         return self._pass(self._place.begin())
 
     @property
+    def place(self) -> DataPosition:
+        """Its position."""
+        return self._place  # type: ignore[no-any-return]
+
+    @property
     def ahead(self) -> int:
         """Batches that the framework fetches before it trains the one that it has."""
         return int(self._ahead)

@@ -322,7 +322,9 @@ class LiveState:
         Buffers that are None now count too.
         """
         names = self.model_names()
-        return {f"{prefix}.{name}" for prefix, own in names.items() for name in own.passing}
+        passing = {f"{prefix}.{name}" for prefix, own in names.items() for name in own.passing}
+        inside = tuple(f"{name}." for name in passing)
+        return passing | {name for name in self.buffers() if name.startswith(inside)}
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> str:
         """Notes the order in which optimizers step (what changes first is copied first); which

@@ -217,6 +217,8 @@ class _Plain:
             return value
         if type(value) is int and value in self._names:
             return f"{_MARK}id", self._names[value]
+        if isinstance(value, enum.Enum) and not state_tree.has_name(value):
+            return (f"{_MARK}tool",)
         if isinstance(value, _SIMPLE):
             return value
         if id(value) in self._around or len(self._around) > _DEPTH:

@@ -159,12 +159,12 @@ def _held(loader: Any) -> dict[str, Any]:
 GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 
 
-def data_generators(loader: Any) -> dict[str, Any]:
+def data_generators(loader: Any, *, of_workers: bool = False) -> dict[str, Any]:
     """Generators of the data set and of objects in it, by place.
 
-    There is none with workers, because workers have copies.
+    There is none with workers, because workers have copies.  `of_workers`: the ones that workers copy.
     """
-    if loader.num_workers:
+    if loader.num_workers and not of_workers:
         return {}
     known = {id(generator) for generator in (*_given(loader), *_held(loader).values())}
     found: dict[str, Any] = {}

@@ -133,7 +133,8 @@ def _optimizer_skeleton(
 ) -> Any:
     """Parameters with the same keys are listed together as [group, index]: a few kilobytes for any
     model, written in well under a millisecond."""
-    irregular = {
+    irregular = dict(parts.fixed)
+    irregular |= {
         name: state_tree.encode(values, f"{prefix}.{name}", {})
         for name, values in parts.irregular.items()
     }

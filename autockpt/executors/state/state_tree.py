@@ -77,13 +77,27 @@ def encode(value: Any, path: str, tensors: dict[str, torch.Tensor], depth: int =
 
 
 def decode(
-    skeleton: Skeleton, tensors: dict[str, torch.Tensor], device: torch.device | None = None
+    skeleton: Skeleton,
+    tensors: dict[str, torch.Tensor],
+    device: torch.device | None = None,
+    *,
+    to_train: bool = False,
 ) -> Any:
     """The value of a skeleton; tensors that lived on an accelerator go to `device`, each once.
+
+    `to_train`: raises ConfigError where a class was not imported.  Else the parts of a compound and
+    the name of an enum's member stand in its place.
 
     Raises CorruptCheckpointError for unknown marks and for anything else that `encode` does not
     write.
     """
+    if to_train:
+        for kind in _classes(skeleton):
+            if _imported(kind, object) is None:
+                raise ConfigError(
+                    f"the saved state has a {str(kind).replace(':', '.')}, which the script has "
+                    "not imported; import it before autockpt.attach()"
+                )
     moved: dict[int, torch.Tensor] = {}
 
     def place(tensor: torch.Tensor) -> torch.Tensor:
@@ -95,7 +109,10 @@ def decode(
 
     try:
         return _decode(skeleton, tensors, place)
-    except (ValueError, TypeError, KeyError, IndexError, RuntimeError, OverflowError) as error:
+    except (
+        ValueError, TypeError, LookupError, RuntimeError, OverflowError, AttributeError,
+        AssertionError,
+    ) as error:  # fmt: skip
         raise CorruptCheckpointError(f"saved state is malformed: {error!r:.200}") from None
 
 
@@ -116,9 +133,11 @@ def compound_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """
     if type(tensor) in (torch.Tensor, torch.nn.Parameter):
         return None
-    local = getattr(tensor, "_local_tensor", tensor)
-    is_compound = hasattr(local, "__tensor_flatten__") and not hasattr(local, "to_local")
-    return local if is_compound else None
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    is_compound = hasattr(local, "__tensor_flatten__") and local.layout == torch.strided
+    # A DTensor in a DTensor has its own rules; a pending result of a collective must be waited for.
+    is_other = hasattr(local, "to_local") or hasattr(local, "trigger_wait")
+    return local if is_compound and not is_other else None
 
 
 def parts_of(path: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -145,6 +164,37 @@ def _decode(skeleton: Skeleton, tensors: dict[str, torch.Tensor], place: _Place)
         if key.startswith("$"):
             return _decode_mark(key, inner, tensors, place)
     return {key: _decode(item, tensors, place) for key, item in skeleton.items()}
+
+
+def _classes(skeleton: Skeleton) -> Iterator[Any]:
+    """Names of the classes that a skeleton refers to."""
+    if isinstance(skeleton, list):
+        for item in skeleton:
+            yield from _classes(item)
+    elif isinstance(skeleton, dict):
+        if isinstance(compound := skeleton.get("$compound"), dict) and len(skeleton) == 1:
+            yield compound.get("class")
+        if isinstance(member := skeleton.get("$enum"), list) and len(skeleton) == 1:
+            yield from member[:1]
+        for item in skeleton.values():
+            yield from _classes(item)
+
+
+def compound_names(skeleton: Skeleton) -> set[str]:
+    """Names of the tensors that are parts of compounds."""
+    if isinstance(skeleton, list):
+        return {name for item in skeleton for name in compound_names(item)}
+    if not isinstance(skeleton, dict):
+        return set()
+    if set(skeleton) == {"$compound"}:
+        return set(tensor_names(skeleton))
+    return {name for item in skeleton.values() for name in compound_names(item)}
+
+
+def has_name(value: enum.Enum) -> bool:
+    """A restart finds the class of a member."""
+    kind = type(value)
+    return _imported(f"{kind.__module__}:{kind.__qualname__}", kind) is kind
 
 
 def is_shallow(skeleton: Skeleton) -> bool:
@@ -199,6 +249,8 @@ def _encode_compound(
         "shape": list(value.shape),
         "stride": list(value.stride()),
     }
+    if not all(type(size) is int for size in (*made["shape"], *made["stride"])):
+        raise ConfigError(f"{path}: a {type(value).__qualname__} of sizes that change is not saved")
     if in_form:
         raise ConfigError(f"{path}: a {type(value).__qualname__} describes itself with a tensor")
     return {"$compound": made}
@@ -248,7 +300,13 @@ def _decode_enum(name: Any, member: Any) -> Any:
     kind = _imported(name, enum.Enum)
     if kind is None:
         return member
-    return kind[member] if isinstance(member, str) else kind(member)
+    try:
+        return kind[member] if isinstance(member, str) else kind(member)
+    except (KeyError, ValueError):
+        raise ConfigError(
+            f"the saved state has the member {member!r} of {str(name).replace(':', '.')}, which "
+            "has none of that name now; put it back, or use --fresh to start over"
+        ) from None
 
 
 def _encode_array(
@@ -323,7 +381,8 @@ def _decode_mark(key: str, inner: Any, tensors: dict[str, torch.Tensor], place: 
         tensor = tensors[inner]
         return tensor if key == "$tensor" else place(tensor)
     if key == "$enum":
-        return _decode_enum(*inner)
+        name, member = inner
+        return member if isinstance(tensors, StandIns) else _decode_enum(name, member)
     if key == "$compound":
         return _decode_compound(inner, tensors, place)
     if key == "$array":

@@ -7,6 +7,7 @@ State that cannot be anchored (optimizer state of numbers, which are new objects
 walked every time.
 """
 
+import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -25,10 +26,16 @@ from autockpt.values.errors import ConfigError
 
 
 class Anchors:
-    """Dicts and lists, and the objects that were in them."""
+    """Dicts, lists and compounds, and the objects that were in them."""
 
-    def __init__(self, dicts: Sequence[Mapping[Any, Any]], lists: Sequence[Sequence[Any]]) -> None:
+    def __init__(
+        self,
+        dicts: Sequence[Mapping[Any, Any]],
+        lists: Sequence[Sequence[Any]],
+        compounds: Sequence[Any] = (),
+    ) -> None:
         self._dicts, self._lists = dicts, lists
+        self._compounds = [(one, *_opened(one)) for one in compounds]
         self._lengths = self._measure()
         self._full = [each for each in dicts if each]
         """The non-empty dicts.  For the others the length is enough: most modules have no buffers
@@ -44,6 +51,7 @@ class Anchors:
             and all(map(is_, chain.from_iterable(self._full), self._keys))
             and all(map(is_, chain.from_iterable(map(_values, self._full)), self._values))
             and all(map(is_, chain.from_iterable(self._lists), self._items))
+            and all(_is_as_opened(*one) for one in self._compounds)
         )
 
     def _measure(self) -> list[int]:
@@ -51,6 +59,23 @@ class Anchors:
 
 
 _values = methodcaller("values")
+
+
+def _opened(compound: Any) -> tuple[list[torch.Tensor], Any]:
+    """(parts, form) of a tensor that wraps others, and of those in it."""
+    names, form = compound.__tensor_flatten__()
+    parts: list[torch.Tensor] = [getattr(compound, name) for name in names]
+    forms = [form]
+    for part in list(parts):
+        if (inner := state_tree.compound_of(part)) is not None:
+            found, of_it = _opened(inner)
+            parts, forms = parts + found, [*forms, of_it]
+    return parts, copy.deepcopy(forms)
+
+
+def _is_as_opened(compound: Any, parts: list[torch.Tensor], forms: Any) -> bool:
+    now, of_now = _opened(compound)
+    return len(now) == len(parts) and all(map(is_, now, parts)) and bool(of_now == forms)
 
 
 @dataclass(slots=True)
@@ -61,6 +86,8 @@ class OptimizerParts:
     """Parameters as [group, index] by the keys of their state, when it is tensors only."""
     irregular: dict[str, Any]
     """State of the other parameters by name: encoded anew at every checkpoint."""
+    fixed: dict[str, Any]
+    """Skeletons by name of state that is tensors only, some of which wrap others."""
     names: list[str | list[str]]
     """Names of the parameters of each group, one per line; a list where a name has line breaks."""
     loose: list[Any]
@@ -217,6 +244,7 @@ class _Walk:
         self._optimizers: dict[str, OptimizerParts] = {}
         self._dicts: list[Mapping[Any, Any]] = []
         self._lists: list[Sequence[Any]] = []
+        self._compounds: list[torch.Tensor] = []
         self._roots: list[tuple[torch.optim.Optimizer, Any, Any, list[Any]]] = []
         self._units: list[Any] = []
         self._cacheable = True
@@ -233,8 +261,8 @@ class _Walk:
             names = self._parameters.setdefault(id(parameter), {})
             path = self._claim(self._path_of(prefix, name, parameter), parameter)
             names.update(state_tree.parts_of(path, parameter))
-            if state_tree.compound_of(parameter) is not None:
-                self._cacheable = False  # it may get other parts
+            if (compound := state_tree.compound_of(parameter)) is not None:
+                self._compounds.append(compound)
                 continue
             holding = holding_of(parameter) or self._declared.get(id(parameter))
             if holding is not None:
@@ -242,8 +270,11 @@ class _Walk:
         for name, buffer in module.named_buffers(remove_duplicate=False):
             path = self._claim(f"{prefix}.{own.of(name)}", buffer)
             self._buffers.update(state_tree.parts_of(path, buffer))
+            if (compound := state_tree.compound_of(buffer)) is not None:
+                self._compounds.append(compound)
         passing = {f"{prefix}.{name}" for name in own.passing}
-        self._passing |= passing & self._buffers.keys()
+        inside = tuple(f"{name}." for name in passing)
+        self._passing |= {n for n in self._buffers if n in passing or n.startswith(inside)}
 
     def _claim(self, name: str, thing: Any) -> str:
         """The name; the image has one place for it.  Raises ConfigError when another has it."""
@@ -261,7 +292,7 @@ class _Walk:
         self._roots.append((optimizer, states, groups, [group["params"] for group in groups]))
         self._lists.append(groups)
         self._dicts.append(states)
-        parts = OptimizerParts(regular={}, irregular={}, names=[], loose=[])
+        parts = OptimizerParts(regular={}, irregular={}, fixed={}, names=[], loose=[])
         changer = self._outer.get(prefix, prefix)
         self._needs.setdefault(changer, {changer: None})
         part = self._parts.setdefault(changer, {})
@@ -271,7 +302,7 @@ class _Walk:
             broken = any("\n" in name for name in names)
             parts.names.append(names if broken else "\n".join(names))
             for i, parameter in enumerate(group["params"]):
-                self._sort(parts, states.get(parameter), names[i], [g, i])
+                self._sort(parts, states.get(parameter), prefix, names[i], [g, i])
         for parameter, values in states.items():
             if isinstance(parameter, torch.Tensor):
                 if self._owner.get(id(parameter)) is None:
@@ -298,11 +329,15 @@ class _Walk:
             part.update(self._parameters.pop(id(parameter), loose))
         return name
 
-    def _sort(self, parts: OptimizerParts, values: Any, name: str, place: list[int]) -> None:
+    def _sort(
+        self, parts: OptimizerParts, values: Any, prefix: str, name: str, place: list[int]
+    ) -> None:
         if not values:
             return
         keys = _tensor_keys(values)
-        if keys is None:
+        if keys is None and _are_tensors(values):
+            parts.fixed[name] = state_tree.encode(values, f"{prefix}.{name}", {})
+        elif keys is None:
             parts.irregular[name] = values
         else:
             parts.regular.setdefault(keys, []).append(place)
@@ -315,8 +350,12 @@ class _Walk:
             return
         self._dicts.append(values)
         for key, value in values.items():
-            is_plain = isinstance(value, torch.Tensor) and state_tree.compound_of(value) is None
-            if is_plain and type(key) is str:
+            is_tensor = isinstance(value, torch.Tensor) and type(key) is str
+            compound = state_tree.compound_of(value) if is_tensor else None
+            if compound is not None:
+                self._compounds.append(compound)
+                state_tree.encode(value, f"{path}.{key}", part)
+            elif is_tensor:
                 part[f"{path}.{key}"] = value
             elif value is not None:
                 self._cacheable = False  # a number is a new object at every step
@@ -345,13 +384,20 @@ class _Walk:
             passing=sorted(self._passing),
             extras=self._extras,
             optimizers=self._optimizers,
-            anchors=Anchors(self._dicts, self._lists),
+            anchors=Anchors(self._dicts, self._lists, self._compounds),
             roots=self._roots,
             units=self._units,
             holdings=held,
             distributed=tuple(n for n, t in lazy.items() if local[n] is not t),
             cacheable=self._cacheable,
         )
+
+
+def _are_tensors(values: Any) -> bool:
+    """A dict of nothing but tensors, by words."""
+    return type(values) is dict and all(
+        isinstance(value, torch.Tensor) and type(key) is str for key, value in values.items()
+    )
 
 
 def _tensor_keys(values: Any) -> str | None:

@@ -175,6 +175,7 @@ class TrainingPosition:
         saved = self._saved_places.pop(name, None)
         if saved is not None:
             loader.load(saved)
+            self._say_of_reading(loader.place)
         self.loaders[name] = loader
         return loader
 

@@ -203,7 +203,8 @@ class LoadPlanner:
             pieces = self._stored.pieces(tensor)
             if not pieces:
                 return False
-            holding, *_ = _state_holding(parameter, pieces[0])
+            inside = tensor in saved.parts_of_compounds(name)
+            holding, *_ = _state_holding(parameter, pieces[0], inside=inside)
             if not self._stands(tensor, holding):
                 return False
         return True
@@ -347,13 +348,15 @@ class LoadPlanner:
     def _wanted_state(self) -> Iterator[PlannedTensor]:
         """Tensors of optimizer state."""
         for prefix, name, parameter in self._owned:
+            inside = self._saved[prefix].parts_of_compounds(name)
             for tensor in self._saved[prefix].tensors_of(prefix, name):
                 copies = tuple(self._drift.copies_of_state(prefix, name, tensor))
                 pieces = self._stored.pieces(copies[0] if copies else tensor)
                 if not pieces:
                     continue  # `apply_state` says what is missing
-                holding, shape, strides = _state_holding(parameter, pieces[0])
-                if pieces[0].global_shape == parameter.holding.global_shape:
+                is_inside, whole_shape = tensor in inside, parameter.holding.global_shape
+                holding, shape, strides = _state_holding(parameter, pieces[0], inside=is_inside)
+                if pieces[0].global_shape == whole_shape and not is_inside:
                     self._placed.add(tensor)
                 yield PlannedTensor(
                     name=tensor, holding=holding, shape=shape, dtype=pieces[0].dtype, live=False,
@@ -468,14 +471,14 @@ def _different(parameter: str, pieces: Sequence[Piece]) -> str:
 
 
 def _state_holding(
-    parameter: LiveParameter, piece: Piece
+    parameter: LiveParameter, piece: Piece, *, inside: bool = False
 ) -> tuple[LocalShard, tuple[int, ...], tuple[int, ...] | None]:
     """(part, shape here, strides) of optimizer state.
 
     State in its parameter's form is divided with the parameter, or as its optimizer divides it.
-    Other state is whole.
+    Other state is whole, as is a tensor inside another one.
     """
     shape = piece.global_shape
-    if shape != parameter.holding.global_shape or not shape:
+    if inside or shape != parameter.holding.global_shape or not shape:
         return LocalShard(global_shape=shape, boxes=(whole(shape),)), shape, None
     return parameter.state_holding, *parameter.state_form

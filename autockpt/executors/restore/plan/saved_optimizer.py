@@ -48,6 +48,10 @@ class SavedOptimizer:
             yield f"{prefix}.{parameter}.{key}"
         yield from state_tree.tensor_names(self.irregular.get(parameter))
 
+    def parts_of_compounds(self, parameter: str) -> set[str]:
+        """Names of tensors in others that are the state of a parameter: never divided with it."""
+        return state_tree.compound_names(self.irregular.get(parameter))
+
     def private_tensors(self) -> Iterator[str]:
         """Names of tensors in the home shard's settings and loose state."""
         for group in self.groups[: self.own_groups]:

@@ -60,7 +60,7 @@ class Coded(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if call is torch.ops.aten.detach.default:
+        if call in (torch.ops.aten.detach.default, torch.ops.aten.view.default):
             return cls(args[0].codes, args[0].scale, args[0].zero)
         raise NotImplementedError(f"{call}")
 
@@ -160,6 +160,57 @@ def test_names_say_which_part_a_tensor_is() -> None:
         "model.trained", "optimizer.model.trained.momentum.codes",
         "optimizer.model.trained.momentum.scale",
     }  # fmt: skip
+
+
+def test_a_walk_is_kept_until_a_part_or_the_form_is_another_one() -> None:
+    """A walk of many tensors would hold the training up at every checkpoint."""
+    model, optimizer, state = built(1)
+    train(model, optimizer, range(2))
+    kept = state.inventory()
+    train(model, optimizer, range(2, 3))
+    momentum = optimizer.state[model.trained]["momentum"]
+    assert state.inventory() is not kept  # the step count is a number
+    del optimizer.state[model.trained]["step"]
+    kept = state.inventory()
+    assert state.inventory() is kept
+    momentum.zero = 127
+    assert state.inventory() is not kept
+    kept = state.inventory()
+    momentum.scale = momentum.scale.clone()
+    assert state.inventory() is not kept
+
+
+def test_on_a_mesh_of_one_rank_parts_are_no_dtensors() -> None:
+    """The part of a parameter is the whole there, and has its shape."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+
+        def made() -> tuple[Any, LiveState]:
+            model: Any = torch.nn.Module()
+            model.w = torch.nn.Parameter(distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)]))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            return optimizer, LiveState.of(model=model, optimizer=optimizer)
+
+        optimizer, state = made()
+        (parameter,) = optimizer.param_groups[0]["params"]
+        coded = DTensor.from_local(Coded.of(torch.randn(4, 3)), mesh, [Shard(0)])
+        optimizer.state[parameter] = {"moment": coded, "plain": torch.ones_like(parameter)}
+        saved, local = in_memory(state), coded._local_tensor
+        optimizer, state = made()
+        apply_state(restore_shard(saved, state), state)
+        (parameter,) = optimizer.param_groups[0]["params"]
+        back = optimizer.state[parameter]
+        assert type(back["moment"]) is DTensor
+        assert type(back["moment"]._local_tensor.codes) is torch.Tensor
+        assert torch.equal(back["moment"]._local_tensor.codes, local.codes)
+        assert type(back["plain"]) is DTensor
+    finally:
+        dist.destroy_process_group()
 
 
 def test_parts_that_were_replaced_are_saved() -> None:

@@ -213,8 +213,10 @@ def test_members_of_enums_come_back_where_their_class_is() -> None:
     inner = enum.Enum("inner", "A")  # type: ignore[misc]
     with pytest.raises(ConfigError, match=r"^root\.mode: the class of a \S+inner cannot be found"):
         encode({"mode": inner.A}, "root", {})
-    with pytest.raises(CorruptCheckpointError, match="malformed"):
+    with pytest.raises(ConfigError, match=r"the member 'GREEN' of \S+\.Colour, which has none"):
         decode({"$enum": [f"{__name__}:Colour", "GREEN"]}, {})
+    with pytest.raises(ConfigError, match=r"has a gone\.Colour, which the script has not imported"):
+        decode({"mode": {"$enum": ["gone:Colour", "RED"]}}, {}, to_train=True)
 
 
 class Text(str):
