@@ -68,6 +68,7 @@ class Trainer:
     """Its keeper takes it for dead."""
     term: int | None = None
     attempt: int = 0
+    lineage: tuple[m.TermParent, ...] = ()
     step: int = 0
     history: int = 0
     loaded: Content | None = None

@@ -69,6 +69,7 @@ class Faults(Storage):
             slots=self.slots,
             term=trainer.term,
             attempt=trainer.attempt,
+            lineage=trainer.lineage,
             redundancy=trainer.redundancy or self.redundancy,
             fresh=self.fresh,
             plan_version=(newest := max(trainer.decided, default=0)),
@@ -264,6 +265,9 @@ class Faults(Storage):
         self.oracle.ever = False
         if self.slots == 1:  # a single slot relies on the disk for what it overwrites
             self.oracle.forget_memory()
+        if self.wiping.random() < 0.3:  # running trainers alone know now where they began
+            for node in self.nodes:
+                self.end_keeper(node)
 
     def partition(self) -> None:
         """A pair of nodes loses its connection, or all are healed."""

@@ -149,6 +149,13 @@ class ForgetTerms(CoordinatorAttaching):
         super()._take_over(attach)
 
 
+class ForgetWhereTrainersBegan(NodeAttaching):
+    """The lineage that running trainers name is not listened to."""
+
+    def _learn_lineage(self, event: m.TrainerAttached) -> None:
+        pass
+
+
 class NoSecondTermCheck(Runtime):
     """The term is checked before COMMIT only."""
 
@@ -724,7 +731,7 @@ class Mutant:
 MUTANTS: dict[str, Mutant] = {
     "write-alone": Mutant(WriteAlone, "18", 1000),
     "wait-for-overwritten": Mutant(WaitForOverwritten, "19", 2000),
-    "wait-for-replaced": Mutant(WaitForReplaced, "19", 2000),
+    "wait-for-replaced": Mutant(WaitForReplaced, "19", 4000),
     "overwrite-any-slot": Mutant(OverwriteAnySlot, "1", 200),
     "overwrite-when-sealed-here": Mutant(OverwriteWhenSealedHere, "1", 500),
     "overwrite-while-persisted": Mutant(OverwriteWhilePersisted, "1", 1000),
@@ -739,6 +746,7 @@ MUTANTS: dict[str, Mutant] = {
     "no-term-check": Mutant(NoTermCheck, "4", 4000),
     "missing-is-newer": Mutant(MissingIsNewer, "20", 500),
     "forget-terms": Mutant(ForgetTerms, "20", 1000),
+    "forget-lineage": Mutant(ForgetWhereTrainersBegan, "20", 400),
     "no-second-term-check": Mutant(NoSecondTermCheck, "4", 4000),
     "retention-counts-all": Mutant(RetentionKeepsTooFew, "10", 1000),
     "retention-counts-unread": Mutant(RetentionCountsUnread, "10", 1000),

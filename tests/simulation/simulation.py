@@ -250,8 +250,11 @@ class Simulation(Faults):
             self.say("not running", states)
 
     def round_until(self, done: Any, rounds: int) -> None:
-        """Everything that can happen happens, in random order, until `done`."""
-        for _ in range(rounds):
+        """Everything that can happen happens, in random order, until `done`.
+
+        Time passes also where trainers never rest: a lost answer is asked for again.
+        """
+        for number in range(1, rounds + 1):
             if done():
                 return
             busy = self.drain()
@@ -261,7 +264,7 @@ class Simulation(Faults):
                     busy |= not self.hung
             for trainer in list(self.trainers):
                 self.step_trainer(trainer)
-            if not busy:
+            if not busy or number % 10 == 0:
                 self.tick()
         self.drain()
 

@@ -407,6 +407,57 @@ def test_a_new_keeper_of_the_coordinator_continues_the_term() -> None:
     assert cluster.coordinator.state.memory_committed == gen(1, 5)
 
 
+def test_trainers_name_the_lineage_that_directory_and_keepers_have_lost() -> None:
+    """The only complete checkpoint is the one that they resumed from; its slot is not given away.
+
+    Not known are then: what the term began from, and where it began anew without a claim.
+    """
+    began = Generation(term=2, step=4, attempt=1)
+    part = m.TermParent(term=2, parent=gen(2, 3), attempt=1)
+    for lineage, parent in (
+        ((m.TermParent(term=2, parent=gen(1, 3)), *ROOT), gen(1, 3)),
+        ((part, m.TermParent(term=2, parent=gen(1, 3)), *ROOT), gen(2, 3)),
+    ):
+        cluster = Cluster()
+        for rank in (0, 1):
+            shard = held(rank, 0, parent)
+            cluster.tell_node(rank, m.SlotsAdopted(rank=rank, slots=2, held=(shard,)))
+        cluster.attach_all(term=2, attempt=lineage[0].attempt, lineage=lineage)
+        cluster.claim(2, parents=())
+        assert cluster.coordinator.state.memory_committed == parent
+        assert {node.state.chain for node in cluster.nodes.values()} == {lineage}
+        cluster.done = []
+        cluster.request(0, began)
+        assert [grant.slot for grant in cluster.take(m.GrantSlot)] == [1]
+
+
+def test_a_trainer_without_a_newer_lineage_changes_none() -> None:
+    """One that waits for a start names none; one of an older term is refused, or knows less."""
+    cluster = Cluster((0, 0))
+    older, newer = ROOT, (m.TermParent(term=2, parent=gen(1, 3)), *ROOT)
+    cluster.attach(0, NEXT, term=2, lineage=newer)
+    cluster.attach(1, LAUNCH, term=1, lineage=older)
+    assert cluster.nodes[0].state.chain == newer
+    cluster.attach(1, NEXT, lineage=(m.TermParent(term=3, parent=None),))
+    assert cluster.nodes[0].state.chain == newer
+    assert all(
+        rank.attach and not rank.attach.lineage for rank in cluster.nodes[0].state.ranks.values()
+    )
+
+
+def test_running_trainers_are_told_their_lineage() -> None:
+    """With the order to begin: from scratch, and from a checkpoint."""
+    cluster = Cluster()
+    cluster.start()
+    assert {told.lineage for told in cluster.take(m.StartFresh)} == {ROOT}
+    cluster.save(gen(1, 3))
+    die(cluster)
+    cluster.start(2, NEXT, parents=ROOT)
+    cluster.verify_all(2)
+    chain = (m.TermParent(term=2, parent=gen(1, 3)), *ROOT)
+    assert {told.lineage for told in cluster.take(m.Resume)} == {chain}
+
+
 def test_a_rejoining_coordinator_waits_for_every_node() -> None:
     """Node 1 is silent: nothing is concluded from half an inventory, however long it lasts."""
     cluster = Cluster()

@@ -343,6 +343,7 @@ class Trainers(World):
         if trainer is not None:
             trainer.running, trainer.term = True, do.term
             trainer.history = hash((0, do.term))
+            trainer.lineage = do.lineage
 
     def do_Resume(self, keeper: Keeper, do: m.Resume) -> None:
         trainer = self.find(keeper, do.rank)
@@ -353,6 +354,7 @@ class Trainers(World):
         if trainer.loaded.world != len(trainer.nodes):
             self.oracle.fail(f"rank {do.rank} holds a shard of another number of ranks")
         trainer.running, trainer.term, trainer.attempt = True, do.term, do.attempt
+        trainer.lineage = do.lineage
         # What is trained again is not what was trained before.
         again = (trainer.loaded.history, do.term, trainer.incarnation.restart_round)
         trainer.history, trainer.step = hash(again), do.step

@@ -78,6 +78,8 @@ class World:
         """Dice of a store that does not answer a rank."""
         self.silent = self.away.choice((0.0, 0.1, 0.4))
         """Chance of it; nothing is wrong with the checkpoint then."""
+        self.wiping = Random(f"wiping {seed}")
+        """Dice of keepers that die with the directory."""
         self.unread: set[tuple[int, int, Generation]] = set()
         """(term, rank, generation) of each such answer that a coordinator has heard in time."""
         slow_to_verify = late.random() < 0.2

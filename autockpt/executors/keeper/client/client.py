@@ -562,7 +562,10 @@ class KeeperClient:
             case p.RestoreShard(term=term, attempt=attempt):
                 self._lent_for[term, attempt], self._lent = self._lent, RestoreBuffers({})
                 self.restore_orders.put(message)
-            case p.Resume() | p.StartFresh() | p.RestoreRefused() | p.AttachRefused():
+            case p.Resume(lineage=lineage) | p.StartFresh(lineage=lineage):
+                self._attach = replace(self._attach, lineage=lineage)  # for a later keeper
+                self.restore_orders.put(message)
+            case p.RestoreRefused() | p.AttachRefused():
                 self.restore_orders.put(message)
 
     def _tell(self, message: Any) -> None:

@@ -9,6 +9,7 @@ from autockpt.executors.protocol.messages.facts import (
     Incarnation,
     Record,
     ReplicaProof,
+    TermParent,
 )
 from autockpt.values.generation import Generation
 from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
@@ -39,6 +40,8 @@ class TrainerAttached:
     """Set when a *running* trainer comes back to a new keeper: the term it trains in."""
     attempt: int = 0
     """Its newest attempt in that term."""
+    lineage: tuple[TermParent, ...] = ()
+    """The lineage of that term, as its opening named it: no keeper or directory may know it now."""
     resume_from: Generation | None = None
     """Explicit rollback: restore exactly this one.  Equal on all ranks."""
     fresh: bool = False

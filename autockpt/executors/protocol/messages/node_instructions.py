@@ -9,6 +9,7 @@ from autockpt.executors.protocol.messages.facts import (
     Incarnation,
     ShardCopy,
     ShardSource,
+    TermParent,
 )
 from autockpt.values.generation import Generation
 
@@ -231,6 +232,8 @@ class StartFresh:
     term: int
     reason: str = ""
     """Why nothing of an earlier start is resumed; "" where there was none."""
+    lineage: tuple[TermParent, ...] = ()
+    """As in TermOpened; a trainer names it to a new keeper."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,6 +248,8 @@ class Resume:
     """Something of this run is durable, `generation` or what came before it."""
     attempt: int = 0
     """Later checkpoints of the term have this attempt or a greater one."""
+    lineage: tuple[TermParent, ...] = ()
+    """As in TermOpened; a trainer names it to a new keeper."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Attach, takeover and loss of trainers at a node."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from autockpt.executors.protocol import messages as m
 from autockpt.executors.protocol.node.replica_slots import ReplicaSlots
@@ -112,11 +113,20 @@ class Attaching:
             state.ranks[local.rank] = LocalRank(rank=local.rank, slots=local.slots)
 
     def _admit(self, local: LocalRank, event: m.TrainerAttached) -> None:
-        local.attach, local.alive = event, True
+        self._learn_lineage(event)
+        local.attach, local.alive = replace(event, lineage=()), True
         local.slots.resize(event.slots)
         if event.plan_version > self.state.plan_version:
             self.state.plan_version = event.plan_version
             self.state.plan_apply_step = event.plan_apply_step or 0
+
+    def _learn_lineage(self, event: m.TrainerAttached) -> None:
+        """A running trainer knows its lineage, which a new keeper and an emptied directory do not.
+
+        The inventory names it to the coordinator.
+        """
+        if event.term is not None and _newest(event.lineage) > _newest(self.state.chain):
+            self.state.chain = event.lineage
 
     def slots_adopted(self, event: m.SlotsAdopted) -> None:
         """A new keeper finds the memory of a rank; an old one knows better."""
@@ -230,3 +240,8 @@ class Attaching:
             self.state.tell(self._attached(local.attach))
         elif local.plan_held is not None:
             self.state.relay(local.plan_held)
+
+
+def _newest(lineage: tuple[m.TermParent, ...]) -> tuple[int, int]:
+    """Term and attempt in which the trainers of a lineage run."""
+    return (lineage[0].term, lineage[0].attempt) if lineage else (0, 0)

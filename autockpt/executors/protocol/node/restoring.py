@@ -350,7 +350,9 @@ class Restoring:
         if attach is not None and attach.term == message.term:
             self._continue(local, attach)
         elif message.parent is None:
-            scratch = m.StartFresh(rank=local.rank, term=message.term, reason=message.scratch)
+            scratch = m.StartFresh(
+                rank=local.rank, term=message.term, reason=message.scratch, lineage=message.lineage
+            )
             self.state.emit(scratch)
         else:
             self.state.emit(
@@ -361,6 +363,7 @@ class Restoring:
                     step=message.step,
                     durable=message.ever_durable,
                     attempt=self.state.first_attempt,
+                    lineage=message.lineage,
                 )
             )
 

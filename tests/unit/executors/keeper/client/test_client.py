@@ -150,6 +150,20 @@ def test_a_restore_does_not_wait_for_the_page_tables_of_slots(tmp_path: Path) ->
     assert one.slots_changed == 2
 
 
+def test_a_later_keeper_hears_the_lineage_of_the_running_term(tmp_path: Path) -> None:
+    """The hello to it names the lineage that came with the order to train."""
+    lineage = (p.TermParent(term=2, parent=Generation(term=1, step=1)),)
+    resume = p.Resume(
+        rank=0, term=2, generation=Generation(term=1, step=1), step=1, lineage=lineage
+    )  # fmt: skip
+    for order in (resume, p.StartFresh(rank=0, term=2, lineage=lineage)):
+        one = link(tmp_path)
+        one._received(order, [])
+        one.running_as(2, 0, None, attempt=0)
+        hello, _ = one._hello()
+        assert (hello.attach.term, hello.attach.lineage) == (2, lineage)
+
+
 def test_a_slot_that_comes_beside_others_leaves_them_mapped(tmp_path: Path) -> None:
     """Copies into them go on; the same slots once more are no change."""
     one, size = link(tmp_path), 2**16
