@@ -162,7 +162,8 @@ GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.Ran
 def data_generators(loader: Any, *, of_workers: bool = False) -> dict[str, Any]:
     """Generators of the data set and of objects in it, by place.
 
-    There is none with workers, because workers have copies.  `of_workers`: the ones that workers copy.
+    There is none with workers, because workers have copies.  `of_workers`: the ones that workers
+    copy.
     """
     if loader.num_workers and not of_workers:
         return {}
