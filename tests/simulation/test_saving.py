@@ -1,8 +1,11 @@
 """Saves, step by step: slots, seals, votes, commits, drops, breakpoints."""
 
+from dataclasses import replace
+
 import pytest
 
 from autockpt.executors.protocol import messages as m
+from autockpt.executors.protocol.coordinator.replicas import ReplicaComparison
 from autockpt.executors.protocol.deadlines import Deadlines
 from autockpt.executors.protocol.node.machine import NodeProtocol
 from autockpt.values.generation import Generation
@@ -587,6 +590,33 @@ def test_after_a_difference_saves_without_proofs_are_committed() -> None:
     cluster.done = []
     cluster.save(gen(1, 2), disk=True)
     assert [one.generation for one in cluster.take(m.AnnounceDurable)] == [gen(1, 2)]
+
+
+def test_a_save_that_only_some_of_a_group_share_is_dropped() -> None:
+    """One rank has stopped sharing, and the other stores a half: the rest would be another's."""
+    for stopped in (0, 1):
+        said = [proofs("same"), proofs("same")]
+        said[stopped] = ()
+        cluster = sealed_with(*said, disk=True)
+        for rank in (0, 1):
+            cluster.persisted(rank, gen(1, 1))
+        reasons = [one.reason for one in cluster.take(m.AnnounceDropped)]
+        told = f"of 2 ranks that shared state only ranks [{1 - stopped}] still do"
+        assert reasons == [f"{m.REPLICAS_DIFFER}: {told}"]
+        assert cluster.take(m.AnnounceMemoryCommitted) == cluster.take(m.WriteCommit) == []
+
+
+def test_memory_that_a_new_keeper_adopted_proves_nothing_and_is_kept() -> None:
+    """Its shards were sealed by ranks that shared; a keeper before this one knew it."""
+    known = m.HeldShard(
+        rank=0, slot=0, generation=gen(1, 1), step=1, world_size=3, root="r",
+        replicas=proofs("same"),
+    )  # fmt: skip
+    adopted = replace(known, rank=1, replicas=(), proofs_known=False)
+    ranks = [known, adopted, replace(known, rank=2, replicas=())]
+    assert ReplicaComparison().compare(1, (0, 1, 1), ranks) is None
+    ranks[1] = replace(adopted, proofs_known=True)
+    assert isinstance(ReplicaComparison().compare(1, (0, 1, 1), ranks), str)
 
 
 def suspect(generation: Generation) -> m.GenerationVerified:

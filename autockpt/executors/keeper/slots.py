@@ -155,7 +155,7 @@ class RankMemory:
                 rank=self.rank, slot=slot, generation=index.generation, step=index.step,
                 root=index.root, layout_digest=index.layout_digest, bytes=index.image_bytes,
                 world_size=index.world_size, chunk_bytes=index.chunk_bytes,
-                across_nodes=index.across_nodes,
+                across_nodes=index.across_nodes, proofs_known=False,
                 health="suspect" if self._is_sick(slot, index) else "good",
             )
             for slot, index in self.sealed().items()

@@ -45,6 +45,10 @@ class ReplicaComparison:
         if term != self._term:
             self._term, self._equal, self._open = term, {}, {}
         shards = list(shards)
+        stopped = _incomplete(shards)
+        if stopped:
+            self._open.clear()
+            return stopped
         compared, differences = self._differences(shards)
         if not differences:
             verdict = self._few_elements(nodes, shards)
@@ -113,6 +117,21 @@ class ReplicaComparison:
             odd = min(vote.outvoted if vote.decided else set(values) - {min(values)})
             return _odd(odd, values)
         return None
+
+
+def _incomplete(shards: Sequence[m.HeldShard]) -> str:
+    """That some of a group share no more: the parts of the others need theirs.  Empty: none."""
+    said: dict[tuple[str, int], set[int]] = {}
+    for shard in shards:
+        for proof in shard.replicas:
+            said.setdefault((proof.among, proof.members), set()).add(shard.rank)
+    unknown = sum(not shard.proofs_known for shard in shards)
+    for (_, members), ranks in said.items():
+        if len(ranks) + unknown < members:
+            named = sorted(ranks)[:NAMED]
+            more = f" and {len(ranks) - NAMED} more" if len(ranks) > NAMED else ""
+            return f"of {members} ranks that shared state only ranks {named}{more} still do"
+    return ""
 
 
 def _odd(rank: int, ranks: Iterable[int]) -> str:

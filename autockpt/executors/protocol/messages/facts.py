@@ -132,7 +132,9 @@ class HeldShard:
     """Its rank needs shards of other nodes, too."""
     health: Health = "good"
     replicas: tuple[ReplicaProof, ...] = ()
-    """Compared when the last rank has sealed; unknown of adopted memory."""
+    """Compared when the last rank has sealed."""
+    proofs_known: bool = True
+    """False: it was adopted or rebuilt, and `replicas` is empty whatever it shares."""
     copied: bool = False
     """A replica, fetched from another node; replicas have slot numbers of their own."""
     parity: ParityOf | None = None
@@ -147,6 +149,7 @@ class HeldShard:
             rank=rank, slot=0, generation=self.generation, step=self.step,
             world_size=self.world_size, root=member.root, layout_digest=member.layout_digest,
             bytes=member.bytes, chunk_bytes=self.chunk_bytes, health=member.health,
+            proofs_known=False,
         )  # fmt: skip
 
 
