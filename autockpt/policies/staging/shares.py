@@ -29,18 +29,16 @@ class SharesChoice:
 
 def choose_shares(profile: Profile, goal: Goal) -> SharesChoice:
     """As `staging.shares` says, else by node."""
-    if profile.failures.nodes < 2:
-        return SharesChoice(profile=profile, choice=None)
     pin, state = goal.pins.shares, profile.state
     of_job = pin == "job"
     binding = "" if pin is None else "staging.shares"
+    if profile.failures.nodes < 2:
+        return SharesChoice(profile=_unshared(profile), choice=None)
+    if not state.elsewhere and of_job:
+        choice = Choice(name="shares", chosen="job", reason=_as_known(profile), binding=binding)
+        return SharesChoice(profile=_shared_already(profile), choice=choice)
     if not state.elsewhere:
-        if not of_job:
-            return SharesChoice(profile=profile, choice=None)
-        choice = Choice(name="shares", chosen="job", reason=_as_measured(profile), binding=binding)
-        rest = max(0, state.restored_bytes - state.total_bytes)
-        fetch_s = _fetch_s(profile, ranks_per_node(profile) * rest) if rest else 0.0
-        return SharesChoice(profile=_fetching(profile, fetch_s), choice=choice)
+        return _measured_with_job(profile, binding)
     alone, once = (ranks_per_node(profile) * n for n in (state.total_bytes, once_bytes(state)))
     fetch_s = _fetch_s(profile, alone - once)
     reason = (
@@ -67,9 +65,9 @@ def choose_shares(profile: Profile, goal: Goal) -> SharesChoice:
         runner_up="node" if of_job else "job",
         binding=binding,
     )
-    return SharesChoice(
-        profile=_stored_once(profile, fetch_s) if of_job else profile, choice=choice
-    )
+    if of_job:
+        profile = _fetching(_storing(profile, once_bytes(state)), fetch_s)
+    return SharesChoice(profile=profile, choice=choice)
 
 
 def as_stored(profile: Profile, goal: Goal) -> Profile:
@@ -83,9 +81,55 @@ def once_bytes(state: StateInventory) -> int:
     return state.total_bytes - int(sum(saved))
 
 
-def _as_measured(profile: Profile) -> str:
+def _measured_with_job(profile: Profile, binding: str) -> SharesChoice:
+    """Each node is to store its own, and the profile may be of a job that stored once."""
+    whole = _unshared(profile)
+    if whole is profile:
+        return SharesChoice(profile=profile, choice=None)
+    now, then = (ranks_per_node(profile) * p.state.total_bytes for p in (whole, profile))
+    choice = Choice(
+        name="shares",
+        chosen="node",
+        reason=(
+            f"each node stores the {format_bytes(now)} of its ranks; the profile was measured "
+            f"with staging.shares: job and {format_bytes(then)} a node, so copies and writes are "
+            "reckoned up"
+        ),
+        numbers={
+            "nodes": float(profile.failures.nodes),
+            "node_bytes": float(now),
+            "job_bytes": float(then),
+        },
+        runner_up="job",
+        binding=binding,
+    )
+    return SharesChoice(profile=whole, choice=choice)
+
+
+def _as_known(profile: Profile) -> str:
     stored = format_bytes(ranks_per_node(profile) * profile.state.total_bytes)
-    return f"the job stores once what its nodes hold alike, as measured: {stored} a node"
+    if profile.state.restored_bytes:
+        return f"the job stores once what its nodes hold alike, as measured: {stored} a node"
+    return f"nothing is known to be held alike by several nodes: each stores {stored}"
+
+
+def _shared_already(profile: Profile) -> Profile:
+    """Measured so; only the fetch of a restart is added, and added once."""
+    state = profile.state
+    rest = state.restored_bytes - state.total_bytes
+    if rest <= 0:
+        return profile
+    fetching = _fetching(profile, _fetch_s(profile, ranks_per_node(profile) * rest))
+    return replace(fetching, state=replace(state, restored_bytes=state.total_bytes))
+
+
+def _unshared(profile: Profile) -> Profile:
+    """The profile of a job that stored once, as if each node stored what its ranks hold.
+
+    A restart from memory stays as slow as it was measured.
+    """
+    restored = profile.state.restored_bytes
+    return _storing(profile, restored) if restored > profile.state.total_bytes else profile
 
 
 def _fetch_s(profile: Profile, nbytes: int) -> float:
@@ -93,21 +137,22 @@ def _fetch_s(profile: Profile, nbytes: int) -> float:
     return way.alpha_s + nbytes / way.bytes_per_s
 
 
-def _stored_once(profile: Profile, fetch_s: float) -> Profile:
-    """The profile of the same job with fewer bytes a rank; copy and write shrink with them.
+def _storing(profile: Profile, nbytes: int) -> Profile:
+    """The profile of the same job with so many bytes a rank; copy and write grow with them.
 
     The stall stays: how much of it forward and backward would hide is not known.
     """
     state = profile.state
-    factor = once_bytes(state) / max(1, state.total_bytes)
+    factor = nbytes / max(1, state.total_bytes)
     return replace(
-        _fetching(profile, fetch_s),
+        profile,
         state=replace(
             state,
-            total_bytes=once_bytes(state),
-            lazy_bytes=max(0, once_bytes(state) - state.boundary_bytes),
+            total_bytes=nbytes,
+            lazy_bytes=max(0, nbytes - state.boundary_bytes),
             classes=tuple(replace(one, bytes=int(one.bytes * factor)) for one in state.classes),
             elsewhere=(),
+            restored_bytes=0,
         ),
         snapshot_s=_scaled(profile.snapshot_s, factor),
         persist_s=_scaled(profile.persist_s, factor),

@@ -134,7 +134,7 @@ class HeldShard:
     replicas: tuple[ReplicaProof, ...] = ()
     """Compared when the last rank has sealed."""
     proofs_known: bool = True
-    """False: it was adopted or rebuilt, and `replicas` is empty whatever it shares."""
+    """False: adopted or rebuilt, and `replicas` is empty even where its rank shares."""
     copied: bool = False
     """A replica, fetched from another node; replicas have slot numbers of their own."""
     parity: ParityOf | None = None

@@ -1,6 +1,8 @@
 """Shares of nodes or of the job: what is written and kept, and what a restart costs."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -9,7 +11,7 @@ from autockpt.policies.decide import decide
 from autockpt.policies.staging.shares import as_stored, choose_shares, once_bytes
 from autockpt.values.goal import Goal, Pins
 from autockpt.values.plan import Choice, Decision
-from autockpt.values.profile import HeldElsewhere, LinkMeasure, Profile
+from autockpt.values.profile import Distribution, HeldElsewhere, LinkMeasure, Profile
 from tests.support.profiles import example_profile
 
 JOB = Goal(pins=Pins(shares="job"))
@@ -86,19 +88,66 @@ def test_copies_of_shares_cross_the_network_whole() -> None:
     assert taken.state.elsewhere == ()
 
 
+def of_a_job(source: Literal["derived", "measured"] = "derived") -> Profile:
+    """The same state as `on_nodes`, as measured where four nodes store it once."""
+    profile = on_nodes()
+    memory = replace(profile.recovery.restore_memory, source=source)
+    assert profile.persist_s is not None
+    state, whole = profile.state, profile.state.total_bytes
+    return replace(
+        profile,
+        state=replace(
+            state, total_bytes=whole // 4, lazy_bytes=whole // 4 - state.boundary_bytes,
+            elsewhere=(), restored_bytes=whole,
+        ),
+        persist_s=_quarter(profile.persist_s),
+        snapshot_s=None if profile.snapshot_s is None else _quarter(profile.snapshot_s),
+        recovery=replace(profile.recovery, restore_memory=memory),
+    )  # fmt: skip
+
+
+def _quarter(measured: Distribution) -> Distribution:
+    return Distribution(
+        n=measured.n, mean=measured.mean / 4, p10=measured.p10 / 4, p50=measured.p50 / 4,
+        p90=measured.p90 / 4, p95=measured.p95 / 4,
+    )  # fmt: skip
+
+
 def test_a_profile_of_a_job_that_shares_is_not_divided_again() -> None:
     """Its ranks store their shares already; the network is missing in what a restart takes."""
-    profile = on_nodes(held=0.0)
-    state = replace(profile.state, restored_bytes=4 * profile.state.total_bytes)
-    assumed = replace(profile.recovery.restore_memory, source="derived")
-    recovery = replace(profile.recovery, restore_memory=assumed)
-    profile = replace(profile, state=state, recovery=recovery)
-    taken = choose_shares(profile, JOB).profile
-    assert taken.state == state
-    assert taken.recovery.restore_memory.value_s > assumed.value_s
-    seen = replace(recovery, restore_memory=replace(assumed, source="measured"))
-    again = replace(profile, recovery=seen)
-    assert choose_shares(again, JOB).profile.recovery == seen
+    profile = of_a_job()
+    taken = as_stored(profile, JOB)
+    assert taken.state.total_bytes == profile.state.total_bytes
+    before, after = (p.recovery.restore_memory.value_s for p in (profile, taken))
+    assert after > before
+    seen = of_a_job("measured")
+    assert as_stored(seen, JOB).recovery == seen.recovery
+
+
+@pytest.mark.parametrize("goal", [JOB, Goal()], ids=["job", "node"])
+@pytest.mark.parametrize("made", [on_nodes, of_a_job])
+def test_what_is_reckoned_as_stored_stays_so(made: Callable[[], Profile], goal: Goal) -> None:
+    """A start reckons several times, and a fetch is waited for once."""
+    once = as_stored(made(), goal)
+    assert as_stored(once, goal) == once
+
+
+def test_a_plan_by_node_from_a_profile_of_the_job_counts_all_bytes() -> None:
+    """It promises what a profile of the same job by node does, not a quarter."""
+    alone, once = decide(on_nodes(), Goal()), decide(of_a_job(), Goal())
+    assert once.expected.persist_s == pytest.approx(alone.expected.persist_s, rel=0.01)
+    assert as_stored(of_a_job(), Goal()).state.total_bytes == on_nodes().state.total_bytes
+    assert shares(once).chosen == "node"
+    assert "measured with staging.shares: job" in shares(once).reason
+    one = of_a_job()
+    one = replace(one, failures=replace(one.failures, nodes=1))
+    assert as_stored(one, JOB).state.total_bytes == one.state.restored_bytes
+
+
+def test_as_measured_is_said_only_of_what_was_measured() -> None:
+    """FSDP over all nodes has no replicas, and a profile of one may know of none."""
+    assert "as measured" in shares(decide(of_a_job(), JOB)).reason
+    assert shares(decide(on_nodes(held=0.0), JOB)).reason.startswith("nothing is known to be held")
 
 
 def test_one_node_has_nothing_to_choose() -> None:
