@@ -156,7 +156,8 @@ def test_what_lost_nodes_had_is_rebuilt_from_the_others(
         fresh = Node(rank, nodes, empty=True)
         fresh.replicas.fetch(order)
         run(nodes, partial(bool, fresh.told))
-        assert fresh.told == [p.ShardFetched(shard=replace(shards[rank], slot=1, copied=True))]
+        rebuilt = replace(shards[rank], slot=1, copied=True, proofs_known=False)
+        assert fresh.told == [p.ShardFetched(shard=rebuilt)]
         replica = fresh.replicas.holding(rank, GENERATION)
         assert replica is not None
         assert replica.arena.view[: SIZES[rank]] == fresh.image.view
@@ -229,7 +230,8 @@ def test_a_piece_on_the_same_node_is_taken_from_itself(nodes: dict[int, Node]) -
     nodes.pop(1).close()
     nodes[2].replicas.fetch(rebuild_order(nodes, made, 1, {1}))
     run(nodes, lambda: bool(nodes[2].told))
-    assert nodes[2].told == [p.ShardFetched(shard=replace(lost, slot=1, copied=True))]
+    rebuilt = replace(lost, slot=1, copied=True, proofs_known=False)
+    assert nodes[2].told == [p.ShardFetched(shard=rebuilt)]
 
 
 def test_after_an_abort_nobody_writes_the_slot_or_says_anything(nodes: dict[int, Node]) -> None:
