@@ -9,15 +9,19 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
 
 import autockpt
 from autockpt.cli import app
+from autockpt.run_directory import RunDirectory
 from autockpt.values.goal import SharedAmong
 from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy
+from tests.conftest import keeper_pids
 from tests.jobs.kill.ordeal import read_events
 from tests.jobs.nodes.conftest import MakeJob
 from tests.jobs.nodes.network_job import PATIENCE_S, NetworkJob
@@ -220,6 +224,70 @@ def test_ranks_that_hold_other_values_store_all_of_their_own(new_job: MakeJob) -
     assert [first_state(job, r, former) for r in range(3)] == [had[r][step] for r in range(3)]
     ends = job.finish()
     assert ends[1] != ends[0] == ends[2], job.tale()
+
+
+def disturb(job: NetworkJob, dice: Random) -> None:
+    """Ends a start: nothing else, a rank, a keeper, a node, or all nodes."""
+    match dice.choice(("none", "rank", "keeper", "node", "all")):
+        case "rank":
+            os.kill(dice.choice(job.pids), signal.SIGKILL)
+            job.lose([])
+        case "keeper":
+            for pid in keeper_pids(job.run_dir, dice.choice(job.places)):
+                os.kill(pid, signal.SIGKILL)
+            job.lose([])
+        case "node":
+            job.lose([dice.choice(job.places)])
+        case "all":
+            job.lose(job.places)
+        case _:
+            job.lose([])
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(4))
+def test_random_losses_with_another_setting_and_number_of_nodes(
+    new_job: MakeJob, seed: int
+) -> None:
+    """What is restored is what ranks had at that step, and never older than what was durable."""
+    dice = Random(seed)
+    redundancy = dice.choice((NO_REDUNDANCY, Redundancy(scheme="replicas", copies=2)))
+    trainer, nodes, fewer = dice.choice(((DDP, 3, (2, 3)), (HSDP, 4, (2, 4))))
+    job = new_job(
+        nodes, redundancy, steps=10_000, trainer=trainer, numbered=True, width=512, shares="job"
+    )
+    files = RunDirectory(job.run_dir)
+    job.start(30)
+    for number in range(1, 7):
+        at_least = 30 * number - dice.randrange(12)
+        job.wait(lambda step=at_least: reached(job) >= step, f"step {at_least}")
+        disturb(job, dice)
+        durable = job.newest("CheckpointDurable")
+        had = {fact["step"]: fact["digest"] for fact in job.said(0, "state")}
+        if dice.random() < 0.3:
+            job.resize(sorted(dice.sample(range(nodes), dice.choice(fewer))))
+        plan = files.read_plan()
+        assert plan is not None
+        shares = dice.choice(("job", "job", "node"))
+        files.write_plan(replace(plan, staging=replace(plan.staging, shares=shares)))
+        former = job.starts
+        job.start(30 * number + 30)
+        step = int(job.restored()[0]["step"])
+        assert step >= durable, (number, step, durable, job.tale())
+        for rank in range(job.count):
+            assert first_state(job, rank, former) == had[step], (number, rank, job.tale())
+    job.lose([])
+
+
+def reached(job: NetworkJob) -> int:
+    """The step that all ranks of the newest start have reached."""
+    newest = [
+        [fact["step"] for fact in job.said(rank, "state") if fact["start"] == job.starts - 1]
+        for rank in range(job.count)
+    ]
+    return min(max(steps, default=0) for steps in newest)
 
 
 @pytest.fixture
