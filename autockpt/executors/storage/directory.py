@@ -932,13 +932,19 @@ def _put_back(folder: str) -> None:
 
 
 def pin_of(folder: str) -> str:
-    """The name under which a person keeps a checkpoint; "": there is none.  Raises OSError."""
+    """The name under which a person keeps a checkpoint; "": there is none.  Raises OSError.
+
+    A mark whose text cannot be read counts too; then it is the path, and the reason.
+    """
+    path = os.path.join(folder, "PINNED")
     try:
-        text = read_small(os.path.join(folder, "PINNED"), limit=4096)
+        text = read_small(path, limit=4096)
     except (FileNotFoundError, NotADirectoryError):
         return ""
-    except (CorruptCheckpointError, PermissionError):  # the mark counts, not its text
-        return "PINNED"
+    except CorruptCheckpointError:
+        return path
+    except PermissionError as error:
+        return f"{path}: {error.strerror}"
     return text.decode(errors="replace").strip() or "PINNED"
 
 
