@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         for number, size in jobs_within(given):
             stretches = drawn(given.kills + 1, *given.stretch, seed=1000 * given.seed + number)
-            run = folder / f"{size}-{number}"
+            run = folder / f"{size}-{number}" / "run"  # alone: no other job's failures are known
             one = outcome(RunDirectory.create(run), run_once(run, size, stretches))
             print(f"{size} schedule {number}: {json.dumps(asdict(one))}", flush=True)
             found.setdefault(size, []).append(one)
