@@ -759,7 +759,8 @@ class CheckpointDirectory:
             try:
                 pinned = pin_of(path)
                 if pinned:
-                    raise GuardError(f"{generation}: is pinned as {pinned!r} and stays")
+                    mark = os.path.join(path, "PINNED")
+                    raise GuardError(f"{mark}: {generation} is pinned as {pinned!r} and stays")
             except (AutockptError, OSError):
                 _put_back(path)
                 raise
