@@ -584,6 +584,17 @@ def test_replicas_that_agree_within_each_group_are_committed() -> None:
     assert cluster.take(m.AnnounceMemoryCommitted) == []
 
 
+@pytest.mark.parametrize("other", [proofs("other"), ()], ids=["differs", "missing"])
+def test_each_of_two_groups_of_the_same_ranks_must_agree(
+    other: tuple[m.ReplicaProof, ...],
+) -> None:
+    """Ranks of a node share what all nodes hold, and what only they hold."""
+    both = (*proofs("all nodes"), *proofs("this node"))
+    assert len(sealed_with(both, both).take(m.AnnounceMemoryCommitted)) == 1
+    astray = sealed_with(both, (*other, *proofs("this node")))
+    assert astray.take(m.AnnounceMemoryCommitted) == []
+
+
 def test_after_a_difference_saves_without_proofs_are_committed() -> None:
     """Every rank stores all of its own from then on."""
     cluster = sealed_with(proofs("same"), proofs("other"))

@@ -101,16 +101,17 @@ class ReplicaComparison:
         self, nodes: Sequence[int], shards: list[m.HeldShard]
     ) -> m.Dispute | str | None:
         """By the few elements of each tensor that every seal tells of."""
-        said: dict[tuple[str, int], dict[int, m.ReplicaProof]] = {}
+        said: dict[tuple[str, int], dict[int, list[m.ReplicaProof]]] = {}
         for shard in shards:
             for proof in shard.replicas:
-                said.setdefault((proof.among, proof.members), {})[shard.rank] = proof
+                among = said.setdefault((proof.among, proof.members), {})
+                among.setdefault(shard.rank, []).append(proof)
         for (_, members), proofs in said.items():
-            values = {rank: proof.digest for rank, proof in proofs.items()}
+            values = {r: "-".join(sorted(one.digest for one in p)) for r, p in proofs.items()}
             if len(set(values.values())) < 2:
                 continue
             vote = _vote(("", members, 0), 0, values)
-            groups = {proof.group for proof in proofs.values()}
+            groups = {proof.group for each in proofs.values() for proof in each}
             known = {(share[0], rank) for share, rank in self._equal}
             if vote.decided and all((g, rank) in known for g in groups for rank in vote.outvoted):
                 return _dispute(nodes, set(vote.outvoted), named=True)
