@@ -11,6 +11,7 @@
 * AUTOCKPT_PLAN_FOR: folder of the checkpoint to plan for (mode restore-plan)
 * AUTOCKPT_RESTART_DECIDED_S: CLOCK_MONOTONIC at which the launcher decided to restart (restarts)
 * AUTOCKPT_NEW_PROCESS: why a rank that survived does not go on in its process (restarts)
+* AUTOCKPT_KEPT_STORE: MASTER_PORT and the port of the launcher's own store (one node)
 
 torchelastic adds RANK, WORLD_SIZE, TORCHELASTIC_RESTART_COUNT and so on.
 """
@@ -18,7 +19,7 @@ torchelastic adds RANK, WORLD_SIZE, TORCHELASTIC_RESTART_COUNT and so on.
 from collections.abc import Mapping
 
 from autockpt.launch import startup_timing
-from autockpt.launch.in_process import decision
+from autockpt.launch.in_process import decision, kept_store
 from autockpt.launch.rank_env import number, rank_and_world, under_srun
 
 RUN_DIR = "AUTOCKPT_RUN_DIR"
@@ -32,10 +33,11 @@ NO_PROFILE = "AUTOCKPT_NO_PROFILE"
 PLAN_FOR = "AUTOCKPT_PLAN_FOR"
 RESTART_DECIDED = startup_timing.DECIDED
 NEW_PROCESS = decision.NEW_PROCESS
+KEPT_STORE = kept_store.VARIABLE
 
 ALL = (
     RUN_DIR, MODE, LAUNCH_ID, LAUNCHER_PID, NODE, RESUME_FROM, FRESH, NO_PROFILE, PLAN_FOR,
-    RESTART_DECIDED, NEW_PROCESS,
+    RESTART_DECIDED, NEW_PROCESS, KEPT_STORE,
 )  # fmt: skip
 
 
@@ -111,6 +113,7 @@ SET_BY_THE_LAUNCHER: dict[str, str] = {
     "AUTOCKPT_PLAN_FOR": "The checkpoint folder that `autockpt restore --dry-run` plans for.",
     "AUTOCKPT_RESTART_DECIDED_S": "The time at which the launcher decided to restart.",
     "AUTOCKPT_NEW_PROCESS": "Why a rank that survived another one has a new process.",
+    "AUTOCKPT_KEPT_STORE": "Ports of torch's store and of the one for `autockpt.restartable`.",
     "AUTOCKPT_STANDBY": "The descriptor at which a standby process waits for its restart.",
     "AUTOCKPT_EMULATED_DEVICE_LINK": "A stand-in for a device link, in tests and benchmarks.",
 }

@@ -5,8 +5,8 @@ NCCL: `abort` ends the kernels.  `destroy` would wait for them, and is never cal
 gloo: `abort` does nothing (torch 2.13).  A collective fails when a connection ends, so connections
 are shut down here.  Of two ranks that are connected, one has accepted the connection at a port
 where it listens.  Each rank shuts down what it has accepted.  These are all connections between
-survivors; the kernel has ended the dead rank's connections.  Connections to MASTER_PORT are the
-store's, where a rank may wait for a key.
+survivors; the kernel has ended the dead rank's connections.  A rank may also wait for a key of the
+store, torch's at MASTER_PORT or the launcher's.
 """
 
 import contextlib
@@ -15,6 +15,8 @@ import socket
 import sys
 from collections.abc import Iterator
 from typing import Any
+
+from autockpt.launch.in_process import kept_store
 
 
 def are_there() -> bool:
@@ -99,11 +101,13 @@ def _clear_tables(groups: Any) -> None:
 
 
 def _shut_down(ports: frozenset[int]) -> None:
-    store = os.environ.get("MASTER_PORT", "")
+    stores = {os.environ.get("MASTER_PORT", "")}
+    if (kept := kept_store.ports(os.environ)) is not None:
+        stores.add(str(kept.kept))
     for sock in _tcp_sockets():
         with contextlib.suppress(OSError):
             theirs = _port(sock.getpeername())  # raises for one that listens
-            if _port(sock.getsockname()) in ports or str(theirs) == store:
+            if _port(sock.getsockname()) in ports or str(theirs) in stores:
                 sock.shutdown(socket.SHUT_RDWR)
 
 

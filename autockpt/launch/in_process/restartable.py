@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 from autockpt.launch import startup_timing
-from autockpt.launch.in_process import order, process_groups, process_state
+from autockpt.launch.in_process import kept_store, order, process_groups, process_state
 from autockpt.launch.in_process.channel import connect
 from autockpt.launch.in_process.inputs import Arguments, ScriptFiles
 from autockpt.launch.rank_env import number
@@ -173,6 +173,7 @@ class Loop:
         if job is not None:
             job.begin_anew()
         self._restarts += 1
+        kept_store.begin_anew()
         order.of_this_process.begin_anew()
         self._launcher.send({"taken": True})
 
@@ -204,6 +205,10 @@ def restartable(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def run(*arguments: P.args, **named: P.kwargs) -> R:
+        with kept_store.in_use():
+            return called(*arguments, **named)
+
+    def called(*arguments: P.args, **named: P.kwargs) -> R:
         launcher = _launcher()
         if launcher is None:
             return function(*arguments, **named)

@@ -1,6 +1,7 @@
 """The launcher of one node keeps the store of its ranks."""
 
 import datetime
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousS
 
 from autockpt.launch.elastic import rank_store
 from autockpt.launch.elastic.rank_store import RankStores
+from autockpt.launch.in_process import kept_store
 
 WAIT = datetime.timedelta(seconds=1)
 
@@ -28,18 +30,31 @@ class Meeting:
         return False
 
 
-def client(met: RendezvousInfo) -> TCPStore:
+def client(port: int) -> TCPStore:
     """As a rank connects."""
-    address = met.bootstrap_store_info
-    return TCPStore(address.master_addr, address.master_port, 4, is_master=False, timeout=WAIT)
+    return TCPStore("localhost", port, 4, is_master=False, timeout=WAIT)
+
+
+def kept() -> int:
+    """Port of the store, as the ranks of this start are told."""
+    found = kept_store.ports(os.environ)
+    assert found is not None
+    assert found.torch == 1
+    return found.kept
+
+
+@pytest.fixture(autouse=True)
+def _no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(kept_store.VARIABLE, "of an outer launcher")
 
 
 def test_a_rank_finds_the_store_without_rank_0() -> None:
     """And a new start finds an empty one."""
     stores = RankStores(Meeting())
-    client(stores.next_rendezvous()).set("address", "of a rank that dies")
-    assert stores.use_agent_store
-    assert not client(stores.next_rendezvous()).check(["address"])
+    assert stores.next_rendezvous().bootstrap_store_info.master_port == 1
+    client(kept()).set("address", "of a rank that dies")
+    stores.next_rendezvous()
+    assert not client(kept()).check(["address"])
     assert not stores.is_closed()
 
 
@@ -48,9 +63,9 @@ def test_where_no_store_can_be_made_rank_0_makes_it(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(rank_store, "WAIT_S", 0.1)
     stores = RankStores(Meeting())
     stores.next_rendezvous()
+    before = kept()
     monkeypatch.setattr(Meeting, "host", "no.such.host.invalid")
-    met = stores.next_rendezvous()
-    assert not stores.use_agent_store
-    assert met.bootstrap_store_info.master_port == 1
+    assert stores.next_rendezvous().bootstrap_store_info.master_port == 1
+    assert kept_store.ports(os.environ) is None
     with pytest.raises(DistError, match="timed out"):
-        client(met)
+        client(before)
