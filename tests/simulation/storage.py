@@ -544,7 +544,9 @@ class Storage(Trainers):
             job += [old, [self.disk.files.get(record["file"]) for record in old]]
             failed = not self.peace and self.rng.random() < self.flaky
             if failed or not old or None in self.files_of(old) or old[0].get("weights_only"):
-                return m.OptimizerStateDropped(generation=do.generation, reason="no space")
+                return m.OptimizerStateDropped(
+                    term=do.term, generation=do.generation, reason="no space"
+                )
             return None
         old, files = job[3], job[4]
         new = tuple({"file": f"{r['file']}-w", "root": "", "weights_only": True} for r in old)
@@ -557,12 +559,14 @@ class Storage(Trainers):
             if fenced or not there or commit is None or commit.entry.records != old:
                 for record in new:
                     self.disk.files.pop(record["file"], None)
-                return m.OptimizerStateDropped(generation=do.generation, reason="replaced")
+                return m.OptimizerStateDropped(
+                    term=do.term, generation=do.generation, reason="replaced"
+                )
             self._replace_commit(commit, new)
         else:
             for record in old:
                 self.disk.files.pop(record["file"], None)
-            return m.OptimizerStateDropped(generation=do.generation, records=new)
+            return m.OptimizerStateDropped(term=do.term, generation=do.generation, records=new)
         return None
 
     def _replace_commit(self, commit: Commit, records: tuple[m.Record, ...]) -> None:

@@ -1,5 +1,6 @@
 """Restores, step by step: admission, claim, inventory, decision, strike-out, rejoin."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -224,6 +225,34 @@ def test_something_was_committed_but_nothing_can_be_restored() -> None:
     assert len(refused) == 2
     assert not refused[0].retryable
     assert "fresh start" in refused[0].reason
+
+
+def test_a_refusal_says_that_only_weights_are_left() -> None:
+    """They are not named among what a start could resume from."""
+    cluster = Cluster()
+    cluster.attach_all()
+    weights = tuple({**record, "weights_only": True} for record in entry(2).records)
+    left = replace(entry(2), records=weights)
+    cluster.claim(2, ever_committed=True, parents=SCRATCH, committed=(left,))
+    refused = cluster.take(m.RestoreRefused)[0]
+    assert "on disk []" in refused.reason
+    assert f"{[str(gen(1, 2))]} hold weights only: begin another run with attach" in refused.reason
+
+
+def test_answers_to_orders_of_an_earlier_term_say_nothing() -> None:
+    """The order of this term is still at work, and no second one is given."""
+    cluster = Cluster()
+    cluster.start(2, parents=SCRATCH, committed=(entry(2),))
+    state = cluster.coordinator.state
+    state.dropping.add(gen(1, 2))
+    answer = m.OptimizerStateDropped(term=1, generation=gen(1, 2), reason="fenced")
+    cluster.tell(answer)
+    assert state.dropping == {gen(1, 2)}
+    assert [report.kind for report in cluster.take(m.Report)] == ["stale"]
+    cluster.tell(replace(answer, term=2))  # it cannot be, and is not tried again and again
+    assert state.dropping == {gen(1, 2)}
+    cluster.tell(replace(answer, term=2, later=True))
+    assert state.dropping == set()
 
 
 def test_what_was_never_durable_is_no_reason_to_refuse() -> None:

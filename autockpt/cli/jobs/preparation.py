@@ -218,9 +218,10 @@ def check_directory(request: Request, goal: Goal) -> None:
     # A run directory without a run has only the files of `attach` or `autockpt convert`.
     place = Path(run.checkpoints(goal))
     elsewhere = not goal.is_in_store and not place.is_relative_to(run.path)
-    if committed and info is None and elsewhere and not request.fresh:
+    stored = _committed(run.checkpoints(goal), with_weights=True)
+    if stored and info is None and elsewhere and not request.fresh:
         raise ConfigError(
-            f"{run.checkpoints(goal)}: already holds {len(committed)} checkpoints of another run; "
+            f"{run.checkpoints(goal)}: already holds {len(stored)} checkpoints of another run; "
             "pass that run's --run-dir to resume it, or --fresh to begin a new lineage beside them"
         )
     if not request.fresh and request.resume_from is None:
@@ -266,10 +267,10 @@ def require_found(run: RunDirectory, goal: Goal) -> None:
         catalogue.require_found(os.fspath(run.path), run.checkpoints(kept), run.checkpoints(goal))
 
 
-def _committed(directory: str) -> list[str]:
+def _committed(directory: str, *, with_weights: bool = False) -> list[str]:
     from autockpt.executors.storage.catalogue import committed_names
 
-    return committed_names(directory)
+    return committed_names(directory, with_weights=with_weights)
 
 
 def profile_of(request: Request, scale: Scale, console: Console) -> FoundProfile:

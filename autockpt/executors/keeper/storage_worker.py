@@ -17,8 +17,9 @@ from autockpt.executors.storage.rewriting.commits import (
     forget_rewritten,
     remove_replaced,
     replace_commit,
+    require_held,
 )
-from autockpt.executors.storage.rewriting.weights_only import write_weights
+from autockpt.executors.storage.rewriting.weights_only import missing_room, write_weights
 from autockpt.executors.throttle.rate_limit import RateLimiter
 from autockpt.values.errors import AutockptError, GuardError, StorageError
 from autockpt.values.generation import Generation
@@ -112,6 +113,8 @@ class DiskWorker:
         self._pulses: queue.Queue[Callable[[], None]] = queue.Queue()
         self._scrubs: queue.SimpleQueue[Generation] = queue.SimpleQueue()
         self._rewrites: queue.Queue[Callable[[], None]] = queue.Queue()
+        self._reducing: set[tuple[int, Generation]] = set()
+        """Term and generation of each order to drop optimizer state that has no answer yet."""
         self._claims = _Claims()
         self._asked = False
         """This keeper is the one that reads back."""
@@ -145,7 +148,10 @@ class DiskWorker:
                 self.scrub_gate.bytes_per_s = SCRUB_HURRIED_BYTES_PER_S
             return
         if isinstance(instruction, p.DropOptimizerState):
-            self._rewrites.put(lambda: self._drop_optimizer_state(instruction))
+            key = (instruction.term, instruction.generation)
+            if key not in self._reducing:  # else one answer serves both
+                self._reducing.add(key)
+                self._rewrites.put(lambda: self._drop_optimizer_state(instruction))
             return
         if isinstance(instruction, p.ClaimTerm):
             number = self._claims.order()
@@ -236,7 +242,7 @@ class DiskWorker:
             )
             # Behind the answer, for which a restart waits.
             self._jobs.put(lambda: self._directory.trash_unfinished(order.term))
-            self._jobs.put(lambda: remove_replaced(self._directory))
+            self._jobs.put(lambda: remove_replaced(self._directory, term=order.term))
         except (AutockptError, OSError) as error:
             event = p.DecisionFailed(
                 term=order.term,
@@ -290,11 +296,20 @@ class DiskWorker:
 
     def _drop_optimizer_state(self, order: p.DropOptimizerState) -> None:
         """Write the new shards beside everything else; the COMMIT in turn with other commits."""
-        path, generation = self._directory.path, order.generation
+        directory, generation = self._directory, order.generation
         try:
-            commit, records = write_weights(path, generation, RateLimiter(SCRUB_BYTES_PER_S))
+            require_held(directory, order.term)
+            check_reduction(directory.catalogue(self._run_id), generation)
+            if missing := missing_room(directory, generation):
+                self._say_dropped(order, reason=missing, later=True)
+                return
+            gate = RateLimiter(SCRUB_BYTES_PER_S)
+            commit, records = write_weights(directory, generation, gate, term=order.term)
         except (AutockptError, OSError) as error:
-            self._tell(p.OptimizerStateDropped(generation=generation, reason=str(error)))
+            self._say_dropped(order, reason=str(error))
+        except BaseException as error:
+            self._say_dropped(order, reason=repr(error))
+            raise
         else:
             self._jobs.put(lambda: self._replace_commit(order, commit, records))
 
@@ -307,10 +322,26 @@ class DiskWorker:
                 check_reduction(self._directory.catalogue(self._run_id), generation)
                 replace_commit(self._directory, commit, records, term=order.term)
         except (AutockptError, OSError) as error:
-            forget_rewritten(self._directory, commit, records)
-            self._tell(p.OptimizerStateDropped(generation=generation, reason=str(error)))
+            forget_rewritten(self._directory.generation_path(generation), records)
+            self._say_dropped(order, reason=str(error))
         else:
-            self._tell(p.OptimizerStateDropped(generation=generation, records=records))
+            self._say_dropped(order, records=records)
+
+    def _say_dropped(
+        self,
+        order: p.DropOptimizerState,
+        *,
+        records: tuple[p.Record, ...] = (),
+        reason: str = "",
+        later: bool = False,
+    ) -> None:
+        self._reducing.discard((order.term, order.generation))
+        self._tell(
+            p.OptimizerStateDropped(
+                term=order.term, generation=order.generation, records=records, reason=reason,
+                later=later,
+            )
+        )  # fmt: skip
 
     def _mark_ever(self, _: p.MarkEverCommitted) -> None:
         self._directory.mark_ever_committed()

@@ -11,6 +11,7 @@
     passing     [name, ...]                                                     optional
     changed     {"trained": {name: bool}, "modes": {name: bool},
                  "reshaped": [name, ...], "said": {name: value}}                optional
+    trained     [name, ...]                                                     optional
     tree        [[[key, ...], value], ...]                                      optional
     partial, lossy                                            optional; bool, text
 
@@ -176,5 +177,5 @@ def _tree(data: Any, where: str) -> None:
 _FIELDS: dict[str, _Check] = {
     "progress": _progress, "rng": _value, "optimizers": _each(_optimizer),
     "modules": _each(_value), "others": _each(_value), "own": _each(_own), "passing": _names,
-    "changed": _changed, "tree": _tree, "partial": _flag, "lossy": _text,
+    "changed": _changed, "trained": _names, "tree": _tree, "partial": _flag, "lossy": _text,
 }  # fmt: skip

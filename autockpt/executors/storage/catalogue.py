@@ -105,15 +105,18 @@ def list_generations(directory: str) -> list[GenerationRecord]:
     return [_record(directory, generation.name) for generation in sorted(found)]
 
 
-def committed_names(directory: str) -> list[str]:
-    """Generations that a start may resume from, if they are good, oldest first; [] if none."""
+def committed_names(directory: str, *, with_weights: bool = False) -> list[str]:
+    """Generations that a start may resume from, if they are good, oldest first; [] if none.
+
+    `with_weights`: and those that hold weights only.
+    """
     if not place_of(directory).is_store and not os.path.isdir(directory):
         return []
     records = list_generations(directory)
     return [
         record.name
         for record in records
-        if record.state in ("committed", "verified") and not record.weights_only
+        if record.state in ("committed", "verified") and (with_weights or not record.weights_only)
     ]
 
 

@@ -257,5 +257,6 @@ def replicated(images: Images) -> Iterator[str]:
     prefixes = list(dict.fromkeys(prefix for one in skeletons for prefix in one["optimizers"]))
     parts = [part for prefix in prefixes for part in optimizers_of(skeletons, prefix)]
     trained = {name for part in parts for group in part.groups for name in group.names}
+    trained.update(name for one in skeletons for name in one.get("trained", ()))
     starts = tuple(f"{prefix}." for prefix in prefixes)
     return (name for name in images.stored.names() if name in trained or name.startswith(starts))

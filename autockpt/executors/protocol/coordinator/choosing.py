@@ -134,13 +134,16 @@ class Choosing:
         wanted = self.state.attaches[0].resume_from
         if wanted is not None and self._holds_weights_only(wanted):
             return weights_only_refusal(str(wanted))
-        on_disk = [str(g) for g in sorted(self.state.catalogue)][-3:]
+        entries = sorted(self.state.catalogue.values(), key=lambda entry: entry.generation)
+        on_disk = [str(e.generation) for e in entries if not e.weights_only][-3:]
+        weights = [str(e.generation) for e in entries if e.weights_only][-3:]
+        begin = f"; {weights} hold weights only: begin another run with attach(load=...)"
         in_memory = [str(g) for g in sorted({s.generation for s in self.recoverable_memory()})][-3:]
         return (
             f"no generation{f' {wanted}' if wanted else ''} can be restored for all "
             f"{self.state.world_size} ranks; on disk {on_disk}, in memory {in_memory}, "
             f"bad {self.bad_sources()}{self._why_suspect()}; ask for a fresh start, or resume from "
-            "another generation"
+            f"another generation{begin if weights else ''}"
         )
 
     def _holds_weights_only(self, generation: Generation) -> bool:

@@ -401,9 +401,13 @@ class Saving:
                 state.emit(m.DropOptimizerState(term=state.term, generation=generation))
 
     def optimizer_state_dropped(self, event: m.OptimizerStateDropped) -> None:
-        """Its COMMIT names other shards; a drop that failed is tried again with the next save."""
+        """Its COMMIT names other shards; a drop that failed is tried again by the next start."""
         state = self.state
-        state.dropping.discard(event.generation)
+        if event.term != state.term:
+            state.stale(event)
+            return
+        if event.records or event.later:
+            state.dropping.discard(event.generation)
         entry = state.catalogue.get(event.generation)
         if entry is None:
             state.stale(event)
@@ -411,7 +415,7 @@ class Saving:
             state.catalogue[event.generation] = replace(
                 entry, records=event.records, layout_digests=(), reshardable=False
             )
-        else:
+        elif not event.later:
             detail = f"{event.generation} keeps its optimizer state: {event.reason}"
             state.emit(m.Report(kind="warning", detail=detail))
 

@@ -204,7 +204,7 @@ class CoordinatorState:
     intact: bool = False
     """They still are, as far as is known."""
     dropping: set[Generation] = field(default_factory=set)
-    """Checkpoints whose optimizer state is being dropped."""
+    """Checkpoints whose optimizer state is being dropped, or cannot be in this start."""
     saves: dict[Generation, Save] = field(default_factory=dict)
     begun: dict[int, m.RankBegan] = field(default_factory=dict)
     """News of the newest generation that each rank has begun."""

@@ -103,11 +103,15 @@ class CommitFailed:
 class OptimizerStateDropped:
     """The COMMIT of a generation names shards that hold weights only, or its drop has failed."""
 
+    term: int
+    """Of the order."""
     generation: Generation
     records: tuple[Record, ...] = ()
     """Of the new shards; empty: the generation is as it was."""
     reason: str = ""
     """Why it failed."""
+    later: bool = False
+    """Nothing was tried, for want of room; the next save may find some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,14 @@ from autockpt.executors.image.layout.plan import (
 )
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.protocol.messages import Record, holds_weights_only
-from autockpt.executors.storage.catalogue import ShardFileSource, open_shard
+from autockpt.executors.storage.catalogue import ShardFileSource, load_index, open_shard
 from autockpt.executors.storage.directory import CheckpointDirectory, CommitFile, read_commit
+from autockpt.executors.storage.file_reuse import is_tight
+from autockpt.executors.storage.rewriting.commits import (
+    forget_rewritten,
+    new_suffix,
+    require_held,
+)
 from autockpt.executors.storage.rewriting.image_stream import ImageStream
 from autockpt.executors.throttle.rate_limit import Throttle
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
@@ -37,62 +43,74 @@ _DROPPED = ("own", "passing")
 
 
 def write_weights(
-    directory: str, generation: Generation, gate: Throttle
+    directory: CheckpointDirectory, generation: Generation, gate: Throttle, *, term: int
 ) -> tuple[CommitFile, tuple[Record, ...]]:
     """Writes and reads back new shards; (the commit as it stands, records of the new shards).
 
-    A commit of weights keeps its records.  Raises CorruptCheckpointError, StorageError, OSError,
-    and ConfigError for a checkpoint whose optimizer state has no place of its own.
+    Their names are of this call alone.  A commit of weights keeps its records.  Raises GuardError
+    where `term` is held no more, CorruptCheckpointError, StorageError, OSError, and ConfigError
+    for a checkpoint whose optimizer state has no place of its own.
     """
-    folder = os.path.join(directory, generation.name)
+    folder = directory.generation_path(generation)
     commit = read_commit(os.path.join(folder, "COMMIT"))
     if holds_weights_only(commit.records):
         return commit, commit.records
-    done: list[Record] = []
+    suffix = new_suffix(term)
+    records: list[Record] = [
+        {
+            **{key: old[key] for key in ("rank", "metrics", "lossy") if key in old},
+            "file": f"shard-{rank:05d}-{suffix}.safetensors",
+            "index": f"idx-{rank:05d}-{suffix}.json",
+            "weights_only": True,
+        }
+        for rank, old in enumerate(commit.records)
+    ]
     try:
-        for rank in range(commit.world_size):
-            done.append(_write_rank(directory, folder, commit, rank, gate))
+        for rank, record in enumerate(records):
+            require_held(directory, term)
+            _write_rank(directory, folder, commit, rank, record, gate)
     except BaseException:
-        for record in done:
-            remove_files(folder, record)
+        forget_rewritten(folder, tuple(records))
         raise
-    return commit, tuple(done)
+    return commit, tuple(records)
 
 
-def remove_files(folder: str, record: Record) -> None:
-    """Removes the files of a shard that no commit names."""
-    for key in ("file", "index"):
-        with contextlib.suppress(OSError):
-            os.unlink(os.path.join(folder, os.path.basename(str(record[key]))))
+def missing_room(directory: CheckpointDirectory, generation: Generation) -> str:
+    """Why the disk has no room to write shards again, "" where it has.
+
+    Saves come first: the new shards and one checkpoint have to fit.  Raises like `write_weights`.
+    """
+    folder = directory.generation_path(generation)
+    commit = read_commit(os.path.join(folder, "COMMIT"))
+    whole = sum(load_index(folder, record, commit).image_bytes for record in commit.records)
+    room = os.statvfs(folder)
+    free = room.f_bavail * room.f_frsize
+    if not is_tight(directory.path) and free >= 2 * whole:
+        return ""
+    return f"{folder}: {free} bytes are free, expected {2 * whole} and a disk that is not tight"
 
 
 def _write_rank(
-    directory: str, folder: str, commit: CommitFile, rank: int, gate: Throttle
-) -> Record:
-    old = commit.records[rank]
-    record: Record = {
-        **{key: old[key] for key in ("rank", "metrics", "lossy") if key in old},
-        "file": f"shard-{rank:05d}-w1.safetensors", "index": f"idx-{rank:05d}-w1.json",
-        "weights_only": True,
-    }  # fmt: skip
-    remove_files(folder, record)  # of a keeper that was killed
-    source = open_shard(folder, old, commit)
+    directory: CheckpointDirectory,
+    folder: str,
+    commit: CommitFile,
+    rank: int,
+    record: Record,
+    gate: Throttle,
+) -> None:
+    """Completes `record`."""
+    source = open_shard(folder, commit.records[rank], commit)
     try:
         index = _write_image(os.path.join(folder, record["file"]), commit, source, gate)
     finally:
         source.close()
-    try:
-        path = os.path.join(folder, record["index"])
-        CheckpointDirectory(directory).write_index(path, to_json(index).encode())
-        record |= {
-            "bytes": index.image_bytes, "root": index.root, "layout_digest": index.layout_digest,
-            "chunks": len(index.digests), "chunk_bytes": index.chunk_bytes,
-        }  # fmt: skip
-        _read_back(folder, record, commit, gate)
-    except BaseException:
-        remove_files(folder, record)
-        raise
-    return record
+    path = os.path.join(folder, record["index"])
+    directory.write_index(path, to_json(index).encode())
+    record |= {
+        "bytes": index.image_bytes, "root": index.root, "layout_digest": index.layout_digest,
+        "chunks": len(index.digests), "chunk_bytes": index.chunk_bytes,
+    }  # fmt: skip
+    _read_back(folder, record, commit, gate)
 
 
 def _write_image(
@@ -155,7 +173,18 @@ def _weights_of(skeleton: Skeleton, where: str) -> Skeleton:
         raise ConfigError(f"{where}: torch.distributed.checkpoint wrote it; its state is one tree")
     kept = {name: part for name, part in skeleton.items() if name not in _DROPPED}
     progress = {name: value for name, value in skeleton["progress"].items() if name != "data"}
-    return {**kept, **_EMPTIED, "progress": progress}
+    trained = sorted(_trained(skeleton["optimizers"]))
+    return {**kept, **_EMPTIED, "progress": progress, "trained": trained}
+
+
+def _trained(optimizers: Skeleton) -> set[str]:
+    """Names of the parameters in all groups, of which replicas hold the same."""
+    names = set[str]()
+    for optimizer in optimizers.values():
+        for group in optimizer["groups"]:
+            params = group["params"]
+            names.update(params.split("\n") if isinstance(params, str) else params)
+    return names - {""}
 
 
 def _kept(header: ImageHeader, before: Skeleton, after: Skeleton) -> dict[str, str]:

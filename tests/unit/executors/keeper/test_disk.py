@@ -20,6 +20,7 @@ from autockpt.executors.linux.memory import Arena
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.rewriting import weights_only
 from autockpt.executors.storage.rewriting.weights_only import write_weights
 from autockpt.executors.storage.shard_file import ImageReader
 from autockpt.executors.throttle.rate_limit import RateLimiter, Unlimited
@@ -267,12 +268,40 @@ def test_optimizer_state_stays_where_the_guard_says_so(bench: Bench, why: str) -
         said = "term 1 is fenced by a newer incarnation"
     else:
         bench.directory.delete(g(1))
-        said = "No such file"
+        said = "has no COMMIT of this run"
     answer = bench.order(p.DropOptimizerState(term=1, generation=generation))
     assert answer.records == ()
     assert said in answer.reason
     assert weights(bench) == []
-    assert not list(Path(bench.directory.path).glob("ckpt-*/*-w1.*"))
+    assert not list(Path(bench.directory.path).glob("ckpt-*/*-w*.*"))
+
+
+def test_an_order_given_twice_has_one_answer(bench: Bench) -> None:
+    """Trainers began again in a living keeper; a sweep for them leaves files in flight."""
+    bench.claim()
+    trained_commits(bench, 1, 2, 3)
+    order = p.DropOptimizerState(term=1, generation=g(1))
+    held = threading.Event()
+    bench.worker._rewrites.put(lambda: bool(held.wait(PATIENCE_S)) or None)
+    for _ in range(2):
+        bench.worker.execute(order)
+    held.set()
+    bench.worker._rewrites.join()
+    bench.done()
+    bench.done()
+    dropped = [a for a in bench.answers if isinstance(a, p.OptimizerStateDropped)]
+    assert [(one.term, one.reason) for one in dropped] == [(1, "")]
+
+
+def test_optimizer_state_waits_for_room(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tight disk is for saves; nothing is written."""
+    monkeypatch.setattr(weights_only, "is_tight", lambda path: True)
+    bench.claim()
+    trained_commits(bench, 1, 2, 3)
+    answer = bench.order(p.DropOptimizerState(term=1, generation=g(1)))
+    assert (answer.later, answer.records) == (True, ())
+    assert "expected" in answer.reason
+    assert weights(bench) == []
 
 
 def test_no_difference_is_committed_to_weights(bench: Bench) -> None:
@@ -293,12 +322,12 @@ def test_a_start_removes_what_a_killed_keeper_left_of_new_shards(bench: Bench) -
     """After the decision, for which a restart waits."""
     bench.claim()
     trained_commits(bench, 1)
-    write_weights(bench.directory.path, g(1), Unlimited())
+    write_weights(bench.directory, g(1), Unlimited(), term=1)
     bench.claim()
     bench.order(p.WriteDecision(term=2, attempt=1, generation=g(1), reason="newest"))
     bench.done()
     bench.done()
-    assert not list(Path(bench.directory.path).glob("ckpt-*/*-w1.*"))
+    assert not list(Path(bench.directory.path).glob("ckpt-*/*-w*.*"))
     assert weights(bench) == []
 
 

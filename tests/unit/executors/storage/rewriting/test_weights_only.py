@@ -1,8 +1,11 @@
 """Commits whose optimizer state is dropped: what stays, what a kill leaves, who may not."""
 
+import contextlib
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,11 +30,17 @@ from autockpt.executors.storage.rewriting.weights_only import write_weights
 from autockpt.executors.throttle.rate_limit import Unlimited
 from autockpt.integrations.tree.checkpoint_tree import GenerationTree
 from autockpt.integrations.tree.lazy_tree import materialised
-from autockpt.values.errors import CorruptCheckpointError, GuardError, StorageError
+from autockpt.values.errors import (
+    AutockptError,
+    ConfigError,
+    CorruptCheckpointError,
+    GuardError,
+    StorageError,
+)
 from autockpt.values.generation import Generation
 from autockpt.values.record import to_json
 from tests.unit.cli.scripts import ROOT
-from tests.unit.executors.checkpoints import commit_state
+from tests.unit.executors.checkpoints import commit_images, commit_state, snapshot
 from tests.unit.executors.states import DTYPES, Holder, Module, random_tensor, trained
 
 G = Generation(term=1, step=4)
@@ -58,9 +67,18 @@ class Bench:
         self.folder = Path(commit_state(self.directory, self.run_id, G, state, codec=codec, step=4))
         self.directory.mark(G, "VERIFIED")
 
+    def replace(self, directory: CheckpointDirectory, term: int) -> None:
+        """As a keeper does it: optimizer state goes, or what was written does."""
+        commit, records = write_weights(directory, G, Unlimited(), term=term)
+        try:
+            replace_commit(directory, commit, records, term=term)
+        except (AutockptError, OSError):
+            forget_rewritten(str(self.folder), records)
+            raise
+
     def drop(self) -> CommitFile:
         """Optimizer state goes; the commit as it is then."""
-        commit, records = write_weights(self.directory.path, G, Unlimited())
+        commit, records = write_weights(self.directory, G, Unlimited(), term=1)
         replace_commit(self.directory, commit, records, term=1)
         return self.commit
 
@@ -109,8 +127,9 @@ def test_everything_but_optimizers_stays_to_the_bit(tmp_path: Path, codec: str) 
     (record,) = list_generations(bench.directory.path)
     assert (record.weights_only, record.state) == (True, "verified")
     assert record.bytes == bench.stored_bytes()
-    names = sorted(path.name for path in bench.folder.iterdir())
-    assert names == ["COMMIT", "VERIFIED", "idx-00000-w1.json", "shard-00000-w1.safetensors"]
+    (record,) = commit.records
+    names = {path.name for path in bench.folder.iterdir()}
+    assert names == {"COMMIT", "VERIFIED", record["index"], record["file"]}
 
 
 def test_it_takes_a_fraction_of_the_bytes(tmp_path: Path) -> None:
@@ -125,7 +144,7 @@ def test_a_second_time_changes_nothing(tmp_path: Path) -> None:
     """As where the answer of the first was lost."""
     bench = Bench(tmp_path)
     first = bench.drop()
-    commit, records = write_weights(bench.directory.path, G, Unlimited())
+    commit, records = write_weights(bench.directory, G, Unlimited(), term=1)
     assert (commit, records) == (first, first.records)
 
 
@@ -138,21 +157,21 @@ def test_a_damaged_checkpoint_stays_as_it_is(tmp_path: Path) -> None:
     shard.write_bytes(data)
     names = sorted(os.listdir(bench.folder))
     with pytest.raises(CorruptCheckpointError, match="expected digest"):
-        write_weights(bench.directory.path, G, Unlimited())
+        write_weights(bench.directory, G, Unlimited(), term=1)
     assert sorted(os.listdir(bench.folder)) == names
 
 
 def test_a_pin_that_comes_meanwhile_keeps_it_whole(tmp_path: Path) -> None:
     """A person pins a checkpoint while its new shards are written."""
     bench = Bench(tmp_path)
-    commit, records = write_weights(bench.directory.path, G, Unlimited())
+    commit, records = write_weights(bench.directory, G, Unlimited(), term=1)
     bench.directory.pin(G, "paper")
     with pytest.raises(GuardError, match="pinned as 'paper' and stays whole"):
         replace_commit(bench.directory, commit, records, term=1)
-    forget_rewritten(bench.directory, commit, records)
+    forget_rewritten(str(bench.folder), records)
     assert bench.commit == commit
     assert bench.tree()["optimizer"]["state"]
-    assert not list(bench.folder.glob("*-w1.*"))
+    assert not list(bench.folder.glob("*-w*.*"))
 
 
 def test_a_pin_in_the_last_moment_brings_the_commit_back(
@@ -163,12 +182,12 @@ def test_a_pin_in_the_last_moment_brings_the_commit_back(
 
     bench, publish = Bench(tmp_path), commits.publish
 
-    def pinned_meanwhile(path: str, text: bytes, *, replace: bool) -> bool:
+    def pinned_meanwhile(path: str, text: bytes, **more: Any) -> bool:
         (bench.folder / "PINNED").write_text("paper\n")
-        return publish(path, text, replace=replace)
+        return publish(path, text, **more)
 
     monkeypatch.setattr(commits, "publish", pinned_meanwhile)
-    commit, records = write_weights(bench.directory.path, G, Unlimited())
+    commit, records = write_weights(bench.directory, G, Unlimited(), term=1)
     with pytest.raises(GuardError, match="stays whole"):
         replace_commit(bench.directory, commit, records, term=1)
     assert bench.commit == commit
@@ -178,18 +197,130 @@ def test_a_pin_in_the_last_moment_brings_the_commit_back(
 def test_a_fenced_term_replaces_nothing(tmp_path: Path) -> None:
     """A newer start may resume from exactly this one."""
     bench = Bench(tmp_path)
-    commit, records = write_weights(bench.directory.path, G, Unlimited())
+    commit, records = write_weights(bench.directory, G, Unlimited(), term=1)
     CheckpointDirectory(bench.directory.path).claim(bench.run_id, "other", 0, force=True)
     with pytest.raises(GuardError, match="fenced"):
         replace_commit(bench.directory, commit, records, term=1)
     assert bench.commit == commit
 
 
+class Interrupted(Unlimited):
+    """A keeper that is paused at one of its reads, until `meanwhile` is over."""
+
+    def __init__(self, at: int, meanwhile: Callable[[], None]) -> None:
+        self._at, self._meanwhile = at, meanwhile
+        self.reads = 0
+
+    def wait(self, nbytes: int) -> None:
+        """Counts."""
+        self.reads += 1
+        if self.reads == self._at:
+            self._meanwhile()
+
+
+def two_ranks(tmp_path: Path, *, differ: bool = False) -> Bench:
+    """A commit of two images, which differ in the parameters or are the same."""
+    bench = Bench(tmp_path)
+    model, optimizer = trained()
+    state = LiveState({"model": model}, {"optimizer": optimizer}, {})
+    images = []
+    for _ in range(2):
+        arena, shape = snapshot(state, progress={"step": 4})
+        images.append(memoryview(bytes(arena.view[: shape.layout.image_bytes])))
+        if differ:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(1)
+    bench.directory.delete(G)
+    bench.folder = Path(commit_images(bench.directory, bench.run_id, G, images, step=4))
+    bench.directory.mark(G, "VERIFIED")
+    return bench
+
+
+@pytest.mark.parametrize("newer", [True, False], ids=["newer start", "same start"])
+def test_two_who_write_one_again_do_not_remove_each_others_files(
+    tmp_path: Path, *, newer: bool
+) -> None:
+    """One is paused at each of its reads, while the other sweeps and publishes its shards."""
+    bench, at, ended = two_ranks(tmp_path), 0, False
+    pristine = bench.directory.path
+    while not ended:
+        at += 1
+        work = CheckpointDirectory(shutil.copytree(pristine, str(tmp_path / str(at))))
+        bench.folder = Path(work.generation_path(G))
+
+        def other(path: str = work.path) -> None:
+            directory = CheckpointDirectory(path)
+            term = directory.claim(bench.run_id, "other", 0, force=True) if newer else 1
+            remove_replaced(directory, term=term)
+            bench.replace(directory, term)
+
+        paused = Interrupted(at, other)
+        with contextlib.suppress(AutockptError, OSError):
+            commit, records = write_weights(work, G, paused, term=1)
+            replace_commit(work, commit, records, term=1)
+        remove_replaced(work, term=1)
+        ended = paused.reads < at
+        assert holds_weights_only(bench.commit.records)
+        assert verify_generation(work.path, G.name).ok, at
+    assert at > 4
+
+
+@pytest.mark.parametrize("look", [1, 2], ids=["before", "behind"])
+def test_a_claim_in_the_last_moment_keeps_the_old_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: int
+) -> None:
+    """A newer start claims the directory directly before the new COMMIT appears, or behind it."""
+    from autockpt.executors.storage.rewriting import commits
+
+    bench, published = Bench(tmp_path), commits.publish
+
+    def claim() -> None:
+        directory = CheckpointDirectory(bench.directory.path)
+        if directory.holds(1):
+            directory.claim(bench.run_id, "other", 0, force=True)
+
+    def publish(path: str, text: bytes, **more: Any) -> bool:
+        if look == 1:
+            claim()
+        done = published(path, text, **more)
+        claim()
+        return done
+
+    monkeypatch.setattr(commits, "publish", publish)
+    commit, records = write_weights(bench.directory, G, Unlimited(), term=1)
+    with pytest.raises(GuardError, match=str(bench.directory.path)):
+        replace_commit(bench.directory, commit, records, term=1)
+    assert bench.commit == commit
+    assert verify_generation(bench.directory.path, G.name).ok
+
+
+def test_weights_of_ranks_that_differ_are_refused_like_the_whole(tmp_path: Path) -> None:
+    """Not read as the first rank's."""
+    bench = two_ranks(tmp_path, differ=True)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="rank 1 does not hold the same model"):
+            bench.tree()
+        bench.replace(bench.directory, 1)
+
+
+def test_a_sweep_leaves_the_old_shards_of_a_pinned_one(tmp_path: Path) -> None:
+    """A keeper was killed behind its new COMMIT, before it looked for a pin."""
+    bench = Bench(tmp_path)
+    commit, records = write_weights(bench.directory, G, Unlimited(), term=1)
+    whole = {str(commit.records[0][key]) for key in ("file", "index")}
+    (bench.folder / "PINNED").write_text("paper\n")
+    (bench.folder / "COMMIT").write_text(to_json(replace(commit, records=records).sealed()))
+    remove_replaced(bench.directory, term=2)
+    assert leftovers(bench.directory.path) == []
+    assert whole <= set(os.listdir(bench.folder))
+
+
 def test_new_shards_that_are_gone_do_not_count(tmp_path: Path) -> None:
     """A start has swept them as left-overs."""
     bench = Bench(tmp_path)
-    commit, records = write_weights(bench.directory.path, G, Unlimited())
-    remove_replaced(bench.directory)
+    commit, records = write_weights(bench.directory, G, Unlimited(), term=1)
+    remove_replaced(bench.directory, term=2)
     with pytest.raises(StorageError, match="was changed meanwhile"):
         replace_commit(bench.directory, commit, records, term=1)
     assert bench.tree()["optimizer"]["state"]
@@ -235,7 +366,7 @@ def play(kill_at):
         return call
     for name in names:
         setattr(os, name, counted(getattr(os, name)))
-    commit, records = write_weights(work, Generation(term=1, step=4), Unlimited())
+    commit, records = write_weights(directory, Generation(term=1, step=4), Unlimited(), term=1)
     replace_commit(directory, commit, records, term=1)
 
 ended, kill_at = False, 0
@@ -277,7 +408,7 @@ def test_a_kill_at_any_instant_loses_nothing(tmp_path: Path, every: int) -> None
             assert weights or equal(tree["optimizer"], whole["optimizer"]), kill_at
             assert equal(tree["model"], whole["model"]), kill_at
             assert verify_generation(str(work), G.name).ok, kill_at
-            remove_replaced(CheckpointDirectory(str(work)))
+            remove_replaced(CheckpointDirectory(str(work)), term=2)
             assert len(list(folder.glob("shard-*"))) == 1, kill_at
             assert bench.tree().keys() == tree.keys(), kill_at
             seen.add(weights)
@@ -293,10 +424,10 @@ def test_a_kill_at_any_instant_loses_nothing(tmp_path: Path, every: int) -> None
 def test_gc_removes_what_a_killed_keeper_left(tmp_path: Path) -> None:
     """Beside a COMMIT only shards that it does not name."""
     bench = Bench(tmp_path)
-    write_weights(bench.directory.path, G, Unlimited())
-    left = [os.path.basename(one.path) for one in leftovers(bench.directory.path)]
-    assert sorted(left) == ["idx-00000-w1.json", "shard-00000-w1.safetensors"]
-    remove_replaced(bench.directory)
+    _, (record,) = write_weights(bench.directory, G, Unlimited(), term=1)
+    left = {os.path.basename(one.path) for one in leftovers(bench.directory.path)}
+    assert left == {record["index"], record["file"]}
+    remove_replaced(bench.directory, term=2)
     assert not [one for one in leftovers(bench.directory.path) if G.name in one.path]
 
 
