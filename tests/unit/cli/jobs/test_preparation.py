@@ -21,8 +21,13 @@ from autockpt.cli.jobs.preparation import (
 from autockpt.cli.shared import plan_choice
 from autockpt.cli.shared.options import find_script
 from autockpt.console import Console
+from autockpt.executors.storage.catalogue import committed_names
+from autockpt.executors.storage.directory import CheckpointDirectory
 from autockpt.executors.storage.places import store
 from autockpt.executors.storage.places.object_store import Objects
+from autockpt.executors.storage.rewriting.commits import replace_commit
+from autockpt.executors.storage.rewriting.weights_only import write_weights
+from autockpt.executors.throttle.rate_limit import Unlimited
 from autockpt.run_directory import RunDirectory
 from autockpt.session.job import current_job
 from autockpt.values.errors import ConfigError, StaleProfileError
@@ -302,6 +307,18 @@ def test_checkpoints_may_move(storage: Path) -> None:
     storage.rename(storage.parent / "second")
     start(request(policy="second.yaml"))
     assert Path(RunDirectory("r").checkpoints(), FIRST.name).is_dir()
+
+
+def test_weights_of_another_run_count_as_its_checkpoints(storage: Path) -> None:
+    """They are nothing to resume from, and not for this run to mix with its own."""
+    saved(storage, trained_job())
+    directory = CheckpointDirectory(str(storage))
+    term = directory.claim(directory.open(), "launch", 0, force=True)
+    commit, records = write_weights(directory, FIRST, Unlimited(), term=term)
+    replace_commit(directory, commit, records, term=term)
+    assert committed_names(str(storage)) == []
+    with pytest.raises(ConfigError, match=f"{storage}: already holds 1 checkpoints of another run"):
+        start(request(policy="first.yaml"))
 
 
 def test_of_two_first_launches_in_a_store_one_goes_on(
