@@ -108,7 +108,7 @@ def list_generations(directory: str) -> list[GenerationRecord]:
 def committed_names(directory: str, *, with_weights: bool = False) -> list[str]:
     """Generations that a start may resume from, if they are good, oldest first; [] if none.
 
-    `with_weights`: and those that hold weights only.
+    `with_weights`: generations with weights only count as well.
     """
     if not place_of(directory).is_store and not os.path.isdir(directory):
         return []

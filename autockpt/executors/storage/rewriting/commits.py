@@ -92,7 +92,7 @@ def forget_rewritten(folder: str, records: tuple[Record, ...]) -> None:
 def remove_replaced(directory: CheckpointDirectory, *, term: int) -> None:
     """Removes what killed processes of terms before `term` left while they wrote shards again.
 
-    Files of `term` and of newer ones stay: somebody may be writing them.
+    Newer files may be in work, and stay.
     """
     with contextlib.suppress(OSError):
         for name in os.listdir(directory.path):
