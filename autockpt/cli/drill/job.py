@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import psutil
 
 from autockpt import new_files
+from autockpt.launch.owner import end_with
 from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import AutockptError
 from autockpt.values.telemetry import Event, RunStarted
@@ -60,6 +62,7 @@ class DrilledJob:
             self._launcher = subprocess.Popen(
                 [*command, *self.options, *self.script], stdin=subprocess.DEVNULL,
                 stdout=log, stderr=log, start_new_session=True,
+                preexec_fn=partial(end_with, os.getpid()),  # a drill that is killed ends its job
             )  # fmt: skip
 
     def kill(self) -> None:

@@ -1,8 +1,12 @@
 """Drills: real faults on a real job, and how their outcomes are judged."""
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from autockpt.cli.drill.fault import FAULTS
@@ -18,7 +22,7 @@ from autockpt.values.telemetry import (
     RunStarted,
 )
 from tests.support import trainings
-from tests.unit.cli.scripts import autockpt, python, write
+from tests.unit.cli.scripts import autockpt, environment, python, write
 
 SCRIPT = """
 import time, torch, autockpt
@@ -134,6 +138,31 @@ def test_a_job_that_does_not_train_is_no_broken_promise(tmp_path: Path) -> None:
     done = autockpt("drill", "--run-dir", "d", "--fault", "rank", "s.py", cwd=tmp_path)
     assert done.returncode == 69
     assert "no data here" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_drill_that_is_killed_ends_its_job(tmp_path: Path) -> None:
+    """Launcher and ranks would train for ever: its script has a million steps."""
+    script = write(tmp_path, "s.py", SCRIPT)
+    argv = [sys.executable, "-m", "autockpt", "drill", "--run-dir", "d", *OPTIONS, str(script)]
+    drill = subprocess.Popen(
+        argv, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+    def ranks() -> list[list[str]]:
+        """Command lines of launcher and ranks."""
+        words = (p.info["cmdline"] or [] for p in psutil.process_iter(["cmdline"]))
+        return [w for w in words if str(script) in w and "drill" not in w]
+
+    deadline = time.monotonic() + 120
+    while not any("autockpt.cli.script_runner" in words for words in ranks()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    drill.kill()
+    drill.wait()
+    while ranks():
+        assert time.monotonic() < deadline, ranks()
+        time.sleep(0.1)
 
 
 @pytest.mark.slow
