@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.nodes.test_two_nodes import environment
+from tests.jobs.nodes.nodes_job import environment
 
 HOSTS = ("10.213.7.1", "10.213.7.2")
 PATIENCE_S = 30.0
