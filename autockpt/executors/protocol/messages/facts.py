@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 from autockpt.values.generation import Generation
@@ -212,8 +213,8 @@ class Rebuild:
 
 
 def holds_weights_only(records: Iterable[Record]) -> bool:
-    """Whether the shards of a commit were written again without optimizer state."""
-    return any(record.get("weights_only") for record in records)
+    """Whether the shards of a commit were written again without optimizer state: all or none."""
+    return any(record.get("weights_only") for record in islice(records, 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

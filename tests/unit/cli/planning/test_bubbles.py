@@ -30,8 +30,8 @@ def rows(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """The error of a command line that is refused."""
-    assert app.run(["bubbles", *argv]) == 78
+    """The error of a command line that is refused, or of a profile that it names."""
+    assert app.run(["bubbles", *argv]) == (78 if argv[:-1] == ("--profile",) else 2)
     return capsys.readouterr().err
 
 

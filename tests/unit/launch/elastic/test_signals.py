@@ -97,8 +97,12 @@ def test_no_hook_of_the_agent_takes_a_signal_for_its_own_failure(hook: str) -> N
     def job() -> None:
         with agent_class(api, Watch()):  # type: ignore[arg-type]
             agent = api.LocalElasticAgent(SimpleNamespace(rdzv_handler=None))
-            agent._start_workers(SimpleNamespace(group_rank=0))
-            agent._monitor_workers(SimpleNamespace(group_rank=0))
+            agent._start_workers(
+                SimpleNamespace(group_rank=0, workers=[SimpleNamespace(global_rank=0)])
+            )
+            agent._monitor_workers(
+                SimpleNamespace(group_rank=0, workers=[SimpleNamespace(global_rank=0)])
+            )
 
     with pytest.raises(SignalException, match=": 15"):
         job()
