@@ -26,7 +26,7 @@ Path("job.py").write_text(JOB)
 subprocess.run(
     [sys.executable, "job.py"], check=True, env={**os.environ, "AUTOCKPT_NO_PROFILE": "1"}
 )
-folder = next(Path("r/checkpoints").glob("ckpt-*"))
+folder = max(Path("r/checkpoints").glob("ckpt-*"))  # the newest
 
 
 def compact(data):

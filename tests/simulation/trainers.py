@@ -340,7 +340,9 @@ class Trainers(World):
         trainer = self.find(keeper, do.rank)
         if self.oracle.decided.get(do.term, do) is not None:
             self.oracle.fail(f"term {do.term} started from scratch without a decision")
-        if trainer is not None:
+        if trainer is not None and (trainer.order is not None or trainer.loaded is not None):
+            trainer.refused = True  # its tensors are no more as the script built them
+        elif trainer is not None:
             trainer.running, trainer.term = True, do.term
             trainer.history = hash((0, do.term))
             trainer.lineage = do.lineage

@@ -99,12 +99,20 @@ def resume(
     restored: RestoredState | None = None
     source = ""
     read_s = 0.0
+    has_read = False
     while True:
         match _next_order(link):
             case p.RestoreShard() as order:
-                began = time.monotonic()
+                began, has_read = time.monotonic(), True
                 restored, source = _carry_out(link, state, checkpoints, order, ahead, report)
                 read_s += time.monotonic() - began
+            case p.StartFresh(reason=reason) if has_read:
+                # Its tensors are no more as the script built them; a new process has them.
+                said = reason or "nothing is left"
+                raise RestartError(
+                    f"{checkpoints}: the training begins at step 0 ({said}), and this process has "
+                    "read a checkpoint into its state already"
+                )
             case p.StartFresh(term=term, reason=reason):
                 notices = (f"begins at step 0: {reason}",) if reason else ()
                 return Resumed(

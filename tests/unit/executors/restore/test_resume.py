@@ -12,7 +12,7 @@ import pytest
 from autockpt.executors.keeper.client.client import KeeperClient
 from autockpt.executors.protocol import messages as m
 from autockpt.executors.restore import resume
-from autockpt.values.errors import AutockptError
+from autockpt.values.errors import AutockptError, RestartError
 from tests.simulation.cluster import LAUNCH, Cluster, gen
 
 NEXT = m.Incarnation(launch_id="launch", restart_round=1)
@@ -87,6 +87,22 @@ def test_an_order_that_comes_late_is_carried_out(
     assert resume.resume(link, unused, "", unused).term == 7
     late.join()
     assert "rank 3: waiting for the other ranks" in capsys.readouterr().err
+
+
+def test_a_process_that_has_read_a_checkpoint_does_not_begin_anew(
+    link: KeeperClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parameters are those of the checkpoint, or of a part of it."""
+    monkeypatch.setattr(resume, "_carry_out", lambda *_: (None, ""))  # it was damaged
+    generation = gen(1, 4)
+    source = m.ShardSource(kind="memory", slot=0)
+    link.restore_orders.put(
+        m.RestoreShard(rank=3, term=2, attempt=1, generation=generation, step=4, source=source)
+    )
+    link.restore_orders.put(m.StartFresh(rank=3, term=2, reason="nothing else is left"))
+    unused: Any = None
+    with pytest.raises(RestartError, match=r"begins at step 0 \(nothing else is left\)"):
+        resume.resume(link, unused, "", unused)
 
 
 def test_a_wait_for_nobody_ends(link: KeeperClient, monkeypatch: pytest.MonkeyPatch) -> None:
