@@ -12,6 +12,8 @@ from autockpt.values.record import from_data, to_data
 
 NO_SLOT = "no slot may be overwritten"
 """End of the reason of a save that was skipped because each slot was still needed."""
+PASSED = "went on to"
+"""In the reason of a save that another rank left behind for a later one."""
 LOST = "was lost"
 """End of the reason of what ended with a rank: a failure of the job, not of memory or storage."""
 

@@ -520,6 +520,30 @@ def test_a_forgotten_generation_is_answered_by_rule() -> None:
     ]
 
 
+def test_a_save_that_begins_when_a_rank_has_ended_is_dropped_at_once() -> None:
+    """Nobody else would seal it, and its rank would wait for that to its limit of time."""
+    cluster = Cluster()
+    cluster.start()
+    cluster.tell_node(0, m.TrainerLost(rank=0, incarnation=LAUNCH))
+    cluster.take(m.DiscardSnapshot)
+    cluster.request(1, gen(1, 4), disk=True)
+    (discarded,) = cluster.take(m.DiscardSnapshot)
+    assert (discarded.rank, discarded.reason) == (1, "rank 0 was lost")
+
+
+def test_news_of_a_dropped_save_are_answered_with_the_reason() -> None:
+    """A rank that hears of it later knows whether to ask again."""
+    cluster = Cluster()
+    cluster.start()
+    dropped = m.RankDropped(
+        rank=1, generation=gen(1, 4), reason="no slot may be overwritten", memory=True, full=False
+    )
+    cluster.tell(m.MessageReceived(from_node=1, message=dropped))
+    cluster.request(0, gen(1, 4), disk=True)
+    reasons = {one.reason for one in cluster.take(m.DiscardSnapshot)}
+    assert reasons == {"rank 1: no slot may be overwritten"}
+
+
 def test_a_save_that_another_rank_has_passed_is_dropped_in_either_order_of_the_news() -> None:
     """Rank 1 went on to step 5 without step 4; rank 0's, heard of later, must not hold a slot."""
     cluster = running()

@@ -8,14 +8,15 @@ from autockpt.session.boundaries.iterations import Iterations
 from autockpt.session.saving import FINAL_WAIT_S, Saver
 from autockpt.session.slots import SlotRequests
 from autockpt.values.generation import Generation
+from autockpt.values.telemetry import NO_SLOT, PASSED
 
 RECONNECT_WAIT_S = 30.0
 """The last checkpoint waits so long for a keeper that is being started."""
 SLOT_WAIT_S, GRANT_WAIT_S = 60.0, 5.0
 """So long it asks for a slot, which an older one may still need; so long for one answer."""
 FINAL_FAILURES = 5
-"""Times that the last checkpoint is begun and dropped: ranks may need some to find each other, a
-full disk needs none."""
+"""Times that the last checkpoint is begun and dropped; a full disk needs none.  Where another rank
+has no slot yet, or is some attempts ahead, this one asks on, as that rank does."""
 
 
 UNDURABLE = "nothing that it trained is durable"
@@ -131,9 +132,13 @@ class LastCheckpoint:
                 break
             if self._saver.wait_durable(generation, self.wait_s):
                 return
-            attempt, failures = attempt + 1, failures + 1
-            deadline = time.monotonic() + SLOT_WAIT_S
+            attempt += 1
             reason = saves.discard_reason(generation) or reason
+            if reason.endswith(NO_SLOT) or PASSED in reason:
+                time.sleep(0.05)
+                continue
+            failures += 1
+            deadline = time.monotonic() + SLOT_WAIT_S
         self._rank.report_degraded(
             "final checkpoint", f"{reason}; the last durable checkpoint is older"
         )

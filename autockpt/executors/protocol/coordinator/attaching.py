@@ -119,6 +119,7 @@ class Attaching:
             self._deny(node, attach, f"term {attach.term} is over, {state.term} runs")
             return
         state.alive.add(attach.rank)
+        state.lost.discard(attach.rank)
         if attach.term is not None:
             self.restoring.rank_interrupted(attach.rank)
         state.send(node, self.restoring.opened(node))
@@ -137,6 +138,7 @@ class Attaching:
         if state.phase != "running":
             self.restoring.break_incarnation(f"{reason} before the run resumed")
         elif fresh:
+            state.lost.add(message.rank)
             self.plan_change.drop_plan(reason)
             for save in list(state.saves.values()):
                 if message.rank not in save.sealed:

@@ -485,7 +485,7 @@ class Restoring:
                 self.refuse(f"term {state.term} has no decision record", retryable=True)
                 return
             state.parents[state.term] = None  # the directory was emptied, and nobody else knows it
-        state.alive = set(range(state.world_size))
+        state.alive, state.lost = set(range(state.world_size)), set()
         links = {link for report in state.inventory.values() for link in report.lineage}
         parts = (link for link in links if link.attempt and link.term == state.term)
         state.parts = tuple(sorted(parts, key=lambda link: link.attempt, reverse=True))

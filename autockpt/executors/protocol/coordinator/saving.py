@@ -15,6 +15,7 @@ from autockpt.executors.protocol.coordinator.state import CoordinatorState, Save
 from autockpt.executors.protocol.retention import bases_of, deletions, reductions
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Retention
+from autockpt.values.telemetry import LOST, PASSED
 
 _REMEMBERED = 32
 """Settled saves kept to answer late questions exactly; older ones are answered by rule."""
@@ -87,6 +88,8 @@ class Saving:
             elif message.rank not in save.votes and message.rank not in save.joining:
                 save.memory_only.add(message.rank)
             self.join_writers(save)
+            if missing := state.lost - save.sealed.keys():
+                self.drop_memory(save, f"rank {min(missing)} {LOST}")
         if state.accepts(message.generation):
             newest = state.begun.get(message.rank)
             if newest is None or message.generation > newest.generation:
@@ -107,7 +110,7 @@ class Saving:
             newest = self.state.begun[one]
             passed = newest.generation > save.generation and save.generation not in newest.coming
             if passed and one not in save.sealed:
-                self.drop_memory(save, f"rank {one} went on to {newest.generation}")
+                self.drop_memory(save, f"rank {one} {PASSED} {newest.generation}")
 
     def rank_sealed(self, from_node: int, message: m.RankSealed) -> None:
         """One more rank holds it; the last one makes it memory-committed."""
@@ -191,7 +194,7 @@ class Saving:
     def _answer_dropped(self, node: int, save: Save) -> None:
         """Repeat the verdict, and trash again: a late writer may have made the directory anew."""
         memory = save.memory == "dropped"
-        generation, reason = save.generation, "dropped before"
+        generation, reason = save.generation, save.drop_reason
         self.state.send(
             node, m.GenerationDropped(generation=generation, reason=reason, memory=memory)
         )
@@ -294,6 +297,7 @@ class Saving:
         self.state.broadcast(dropped)
 
     def _drop_files(self, save: Save, reason: str) -> None:
+        save.drop_reason = save.drop_reason or reason
         began = save.disk == "open"
         if save.disk != "dropped":
             save.go_disk("dropped")

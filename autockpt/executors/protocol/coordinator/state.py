@@ -44,6 +44,8 @@ class Save:
     """The worst health of its shards, once it is memory-committed: they change no more."""
     dispute: m.Dispute | None = None
     """Replicas of the state disagree."""
+    drop_reason: str = ""
+    """Why it was dropped, for news that comes later."""
 
     def go_memory(self, state: MemoryState) -> None:
         """Change the state in memory, if the table has it."""
@@ -154,6 +156,8 @@ class CoordinatorState:
     attaches: dict[int, m.TrainerAttached] = field(default_factory=dict)
     alive: set[int] = field(default_factory=set)
     """Ranks that attached and were not reported lost."""
+    lost: set[int] = field(default_factory=set)
+    """Ranks that have ended while the others train: no save can be complete without them."""
     unreachable: set[int] = field(default_factory=set)
     """Nodes reported lost and not heard of since."""
     refusal: tuple[str, bool, bool] = ("", False, False)
