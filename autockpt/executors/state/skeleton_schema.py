@@ -23,6 +23,7 @@ readers find the types that they expect.
 from collections.abc import Callable
 from typing import Any
 
+from autockpt.executors.image.tensor_references import MARKS
 from autockpt.executors.state import state_tree
 from autockpt.values.errors import CorruptCheckpointError
 
@@ -89,7 +90,7 @@ def _require_tensors_named(data: Any, where: str) -> None:
             _require_tensors_named(item, where)
     elif isinstance(data, dict):
         for key, item in data.items():
-            if key in ("$tensor", "$device_tensor"):
+            if key in MARKS:
                 _text(item, f"{where}: name of a tensor")
             _require_tensors_named(item, where)
 

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from autockpt.executors.image.tensor_references import MARKS
+from autockpt.executors.image.tensor_references import tensor_names as tensor_names
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 
 MAX_DEPTH = 32
@@ -209,18 +211,6 @@ def is_shallow(skeleton: Skeleton) -> bool:
     return not level
 
 
-def tensor_names(skeleton: Skeleton) -> list[str]:
-    """Names of the tensors that a skeleton refers to, in order."""
-    if isinstance(skeleton, list):
-        return [name for item in skeleton for name in tensor_names(item)]
-    if isinstance(skeleton, dict):
-        for mark in ("$tensor", "$device_tensor"):
-            if set(skeleton) == {mark}:
-                return [skeleton[mark]]
-        return [name for item in skeleton.values() for name in tensor_names(item)]
-    return []
-
-
 def _encode_tensor(value: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) -> Skeleton:
     if value.layout != torch.strided or value.is_quantized or value.is_meta:
         raise ConfigError(
@@ -375,7 +365,7 @@ def _encode_scalar(value: Any) -> Skeleton | None:
 
 
 def _decode_mark(key: str, inner: Any, tensors: dict[str, torch.Tensor], place: _Place) -> Any:
-    if key in ("$tensor", "$device_tensor"):
+    if key in MARKS:
         if inner not in tensors:
             raise CorruptCheckpointError(f"tensor {inner!r} is named and not in the image")
         tensor = tensors[inner]

@@ -35,7 +35,11 @@ class Anchors:
         compounds: Sequence[Any] = (),
     ) -> None:
         self._dicts, self._lists = dicts, lists
-        self._compounds = [(one, *_opened(one)) for one in compounds]
+        opened = [_opened(one) for one in compounds]
+        self._compounds = [
+            (one, parts, copy.deepcopy(forms))
+            for one, (parts, forms) in zip(compounds, opened, strict=True)
+        ]
         self._lengths = self._measure()
         self._full = [each for each in dicts if each]
         """The non-empty dicts.  For the others the length is enough: most modules have no buffers
@@ -61,8 +65,8 @@ class Anchors:
 _values = methodcaller("values")
 
 
-def _opened(compound: Any) -> tuple[list[torch.Tensor], Any]:
-    """(parts, form) of a tensor that wraps others, and of those in it."""
+def _opened(compound: Any) -> tuple[list[torch.Tensor], list[Any]]:
+    """(parts, forms) of a tensor that wraps others, and of those in it."""
     names, form = compound.__tensor_flatten__()
     parts: list[torch.Tensor] = [getattr(compound, name) for name in names]
     forms = [form]
@@ -70,10 +74,10 @@ def _opened(compound: Any) -> tuple[list[torch.Tensor], Any]:
         if (inner := state_tree.compound_of(part)) is not None:
             found, of_it = _opened(inner)
             parts, forms = parts + found, [*forms, of_it]
-    return parts, copy.deepcopy(forms)
+    return parts, forms
 
 
-def _is_as_opened(compound: Any, parts: list[torch.Tensor], forms: Any) -> bool:
+def _is_as_opened(compound: Any, parts: list[torch.Tensor], forms: list[Any]) -> bool:
     now, of_now = _opened(compound)
     return len(now) == len(parts) and all(map(is_, now, parts)) and bool(of_now == forms)
 

@@ -259,4 +259,9 @@ def replicated(images: Images) -> Iterator[str]:
     trained = {name for part in parts for group in part.groups for name in group.names}
     trained.update(name for one in skeletons for name in one.get("trained", ()))
     starts = tuple(f"{prefix}." for prefix in prefixes)
-    return (name for name in images.stored.names() if name in trained or name.startswith(starts))
+
+    def is_equal(name: str) -> bool:
+        of_a_compound = name.rpartition(".")[0]  # the parameter whose part it would be
+        return name in trained or of_a_compound in trained or name.startswith(starts)
+
+    return filter(is_equal, images.stored.names())

@@ -63,7 +63,7 @@ def with_intervals(plan: CheckpointPlan, memory_steps: int, disk_steps: int) -> 
         replace(tier, interval_steps=steps[tier.tier]) if tier.interval_steps else tier
         for tier in plan.tiers
     )
-    return replace(plan, version=plan.version + 1, tiers=tiers)
+    return replace(plan, version=plan.version + 1, tiers=tiers, early_step=0)
 
 
 def with_codec(plan: CheckpointPlan, codec: dict[str, str], *, chain: int = 0) -> CheckpointPlan:

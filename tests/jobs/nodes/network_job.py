@@ -140,6 +140,17 @@ class NetworkJob:
             assert all(self.zygote.status(pid) in (None, 0) for pid in self.pids), self.tale()
             time.sleep(0.01)
 
+    def stand_at(self, step: int) -> None:
+        """Waits until all ranks have said their state at a step."""
+
+        def there() -> bool:
+            said = [
+                {fact["step"] for fact in self.said(rank, "state")} for rank in range(self.count)
+            ]
+            return all(step in steps for steps in said)
+
+        self.wait(there, f"step {step}")
+
     def restored(self) -> list[dict[str, Any]]:
         """What every rank went on from after the last loss: one generation, or the test ends.
 

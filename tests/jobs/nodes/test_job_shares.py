@@ -76,12 +76,7 @@ def reach(job: NetworkJob, step: int) -> int:
 
     A loaded machine may skip the very newest.
     """
-
-    def there() -> bool:
-        said = [{fact["step"] for fact in job.said(rank, "state")} for rank in range(job.count)]
-        return all(step in steps for steps in said)
-
-    job.wait(there, f"step {step}")
+    job.stand_at(step)
     durable = step // DISK_STEPS * DISK_STEPS
     job.wait(lambda: job.newest("MemoryCommitted") > durable, "a checkpoint in memory")
     job.wait(lambda: job.newest("CheckpointDurable") >= durable, "a durable one")

@@ -1,14 +1,11 @@
 """A node of three is lost with its memory, and its state is rebuilt from parity at the others."""
 
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.jobs.nodes.nodes_job import ROOT, TRAINING, NodesJob, environment
+from tests.jobs.nodes.nodes_job import NodesJob, undisturbed_digest
 from tests.jobs.nodes.test_replicas import COPIES, protected
 
 HERE = Path(__file__).parent
@@ -27,16 +24,7 @@ def job(tmp_path: Path) -> Iterator[NodesJob]:
 @pytest.fixture(scope="module")
 def undisturbed() -> str:
     """Digest of three ranks on one node, without autockpt."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(NODES),
-               "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *TRAINING,
-               "--no-checkpoint"]  # fmt: skip
-    ended = subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=240,
-        check=False,
-    )  # fmt: skip
-    found = re.search(r"^digest: (\w+)$", ended.stdout, re.M)
-    assert found, ended.stderr[-3000:]
-    return found[1]
+    return undisturbed_digest(NODES)
 
 
 @pytest.mark.slow
@@ -44,13 +32,7 @@ def undisturbed() -> str:
 def test_a_lost_node_comes_back_from_parity(job: NodesJob, undisturbed: str) -> None:
     """Everything of node 1 is killed; its replacement adds up what the two others have."""
     job.wait(lambda: protected(job, 0) > 30, "protection")
-    job.lose_node(1)
-    promised = protected(job, 0)
-    job.replace_node(1)
-    assert job.finish() == undisturbed, job.tale()
-    restored = [job.events(f"keeper-{node:03d}", "Restored")[0] for node in range(NODES)]
-    assert [event["source"] for event in restored] == ["memory", "parity", "memory"], job.tale()
-    assert all(event["step"] >= promised for event in restored), job.tale()
+    require_rebuilt(job, undisturbed)
 
 
 @pytest.mark.slow
@@ -61,15 +43,20 @@ def test_copies_give_way_to_parity_while_the_job_trains(tmp_path: Path, undistur
     try:
         job.wait(lambda: changed_at(job) > 0, "a change of the plan")
         job.wait(lambda: protected(job, 0) > changed_at(job) + 9, "protection")
-        job.lose_node(1)
-        promised = protected(job, 0)
-        job.replace_node(1)
-        assert job.finish() == undisturbed, job.tale()
-        restored = [job.events(f"keeper-{node:03d}", "Restored")[0] for node in range(NODES)]
-        assert [event["source"] for event in restored] == ["memory", "parity", "memory"], job.tale()
-        assert all(event["step"] >= promised for event in restored), job.tale()
+        require_rebuilt(job, undisturbed)
     finally:
         job.end()
+
+
+def require_rebuilt(job: NodesJob, undisturbed: str) -> None:
+    """Node 1 is lost and replaced; its rank comes back from parity, with what was protected."""
+    job.lose_node(1)
+    promised = protected(job, 0)
+    job.replace_node(1)
+    assert job.finish() == undisturbed, job.tale()
+    restored = [job.events(f"keeper-{node:03d}", "Restored")[0] for node in range(NODES)]
+    assert [event["source"] for event in restored] == ["memory", "parity", "memory"], job.tale()
+    assert all(event["step"] >= promised for event in restored), job.tale()
 
 
 def changed_at(job: NodesJob) -> int:

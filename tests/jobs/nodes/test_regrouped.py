@@ -49,12 +49,7 @@ def train(job: NetworkJob, limit: int) -> None:
 
     A loaded machine may skip the very newest.
     """
-
-    def there() -> bool:
-        said = [{fact["step"] for fact in job.said(rank, "state")} for rank in range(job.count)]
-        return all(limit in steps for steps in said)
-
-    job.wait(there, f"step {limit}")
+    job.stand_at(limit)
     durable = limit // DISK_STEPS * DISK_STEPS
     job.wait(lambda: job.newest("GenerationReplicated") > durable, "protection")
 

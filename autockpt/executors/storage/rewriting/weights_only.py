@@ -19,6 +19,7 @@ from autockpt.executors.image.layout.plan import (
     TensorSpec,
     plan_layout,
 )
+from autockpt.executors.image.tensor_references import tensor_names
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.protocol.messages import Record, holds_weights_only
 from autockpt.executors.storage.catalogue import ShardFileSource, load_index, open_shard
@@ -221,18 +222,6 @@ def _spec(header: ImageHeader, name: str, old: str) -> TensorSpec:
         tensor_class="other", global_shape=None if part is None else part.global_shape,
         boxes=() if part is None else part.boxes,
     )  # fmt: skip
-
-
-def tensor_names(skeleton: Any) -> list[str]:
-    """Names of the tensors that a skeleton refers to; `state_tree` has it for those with torch."""
-    if isinstance(skeleton, list):
-        return [name for item in skeleton for name in tensor_names(item)]
-    if isinstance(skeleton, dict):
-        for mark in ("$tensor", "$device_tensor"):
-            if set(skeleton) == {mark}:
-                return [str(skeleton[mark])]
-        return [name for item in skeleton.values() for name in tensor_names(item)]
-    return []
 
 
 class _Chunks:

@@ -140,8 +140,11 @@ def test_gc_removes_leftovers_and_nothing_else(
     assert job.restore() == NEWEST
 
 
-def test_gc_cleans_an_object_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gc_cleans_an_object_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Shards of dead starts go; a start that begins just now keeps its own, and so does a pin."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # else keepers of this machine's past, too
     directory = CheckpointDirectory(f"file://{tmp_path}/store/run")
     run_id = directory.open()
     directory.claim(run_id, "launch", 0, force=False)
