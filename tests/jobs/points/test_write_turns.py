@@ -1,5 +1,6 @@
 """Real checkpoints that try ways of writing in turn: each is written so, is whole, and is timed."""
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,7 +42,10 @@ def test_checkpoints_take_the_ways_of_the_plan_in_turn(live: Live) -> None:
         assert event.durable_s > 0
         assert event.iterations >= 1
     kept = Path(RunDirectory(live.run_dir).checkpoints())
-    texts = {path.parent.name: path.read_text() for path in kept.rglob("COMMIT*")}
+    texts = {}
+    for path in kept.rglob("COMMIT*"):
+        with contextlib.suppress(FileNotFoundError):  # retention goes on
+            texts[path.parent.name] = path.read_text()
     assert texts
     for name, text in texts.items():
         chunk = staging.write_way_of(int(name[-8:])).chunk_bytes
