@@ -33,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--run-directory", required=True)
     parser.add_argument("--node", type=int, required=True)
     parser.add_argument("--checkpoints", required=True)
+    parser.add_argument("--run-id", default="")
     options = parser.parse_args(arguments)
     if os.fork():
         os._exit(0)
@@ -44,7 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not seat.take():
         return 0  # another keeper was faster
     try:
-        keeper = Keeper(options.run_directory, options.node, options.checkpoints)
+        keeper = Keeper(
+            options.run_directory, options.node, options.checkpoints, run_id=options.run_id
+        )
         keeper.serve(seat.listen(), seat.renew)
         seat.leave()
     except BaseException:

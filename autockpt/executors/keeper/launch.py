@@ -66,9 +66,10 @@ def connect(run_directory: str, node: int, *, timeout_s: float = 5.0) -> Connect
     return Connection(new_files.socket_clear_of_scripts(sock))
 
 
-def ensure_keeper(run_directory: str, node: int, *, checkpoints: str) -> None:
+def ensure_keeper(run_directory: str, node: int, *, checkpoints: str, run_id: str = "") -> None:
     """Starts the keeper of this node unless one answers.  Raises AutockptError with its log.
 
+    `run_id`: the run that lives, which the keeper keeps where the directory has lost its own.
     Raises DirectoryBusyError where one keeps checkpoints elsewhere, or is of another version of
     autockpt, and does not leave.
     """
@@ -84,7 +85,7 @@ def ensure_keeper(run_directory: str, node: int, *, checkpoints: str) -> None:
             return
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
-            log_path = _spawn(run_directory, node, checkpoints)
+            log_path = _spawn(run_directory, node, checkpoints, run_id)
             respawn = min(deadline, time.monotonic() + RESPAWN_S)
             while time.monotonic() < respawn:
                 if _answers(run_directory, node):
@@ -208,13 +209,13 @@ def _answers(run_directory: str, node: int) -> bool:
     return True
 
 
-def _spawn(run_directory: str, node: int, checkpoints: str) -> str:
+def _spawn(run_directory: str, node: int, checkpoints: str, run_id: str) -> str:
     folder = os.path.join(run_directory, "logs")
     new_files.make_directory(folder, new_files.PRIVATE_DIRECTORY)
     log_path = os.path.join(folder, f"keeper-{node:03d}.log")
     command = [
         sys.executable, "-m", "autockpt.executors.keeper", "--run-directory", run_directory,
-        "--node", str(node), "--checkpoints", checkpoints,
+        "--node", str(node), "--checkpoints", checkpoints, "--run-id", run_id,
     ]  # fmt: skip
     environment = dict(os.environ)
     # In front of the user's own: that may be relative (we run in /) or know nothing of us.

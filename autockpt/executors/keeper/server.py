@@ -57,11 +57,13 @@ OTHERS_PATIENCE_S = 10.0
 class Keeper:
     """The keeper of one node."""
 
-    def __init__(self, run_directory: str, node: int, checkpoints: str) -> None:
+    def __init__(
+        self, run_directory: str, node: int, checkpoints: str, *, run_id: str = ""
+    ) -> None:
         self._run_directory = run_directory
         self._node = node
         self._directory = CheckpointDirectory(checkpoints)
-        self._run_id = self._directory.open()
+        self._run_id = self._directory.open(run_id)
         self._directory.empty_trash()
         self._journal = EventRecorder(run_directory, node)
         self._memory = MemoryTable()
@@ -379,6 +381,7 @@ class Keeper:
             chunk_bytes=memory.chunk_bytes,
             window_bytes=memory.room.window_bytes if memory.room else 0,
             blocking=memory.room is not None and memory.room.blocking, note=memory.note,
+            run_id=self._run_id,
         )  # fmt: skip
         descriptors = tuple(arena.fd for arena in memory.slots if arena.fd is not None)
         self._trainers.send(trainer, given, descriptors)

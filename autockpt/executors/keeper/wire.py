@@ -27,7 +27,7 @@ from autockpt.values.record import from_data, parse_json, to_data
 
 MAX_FRAME_BYTES = 16 * 2**20
 MAX_DESCRIPTORS = 64
-WIRE_VERSION = 18
+WIRE_VERSION = 19
 _TEMPORARY = ("/tmp", "/var/tmp")
 """Where nothing else is named."""
 
@@ -88,6 +88,8 @@ class SlotsGiven:
     """The window is so small that the training waits until an image is through."""
     note: str = ""
     """Why it is less than was asked for; empty: it is not."""
+    run_id: str = ""
+    """The run whose checkpoints they take; a keeper in an emptied directory learns it so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,8 +121,11 @@ class CheckpointDirectory:
 
     # ------------------------------------------------------------------ identity and lease
 
-    def open(self) -> str:
-        """Creates the directory if needed; the run id.  Raises StorageError."""
+    def open(self, run_id: str = "") -> str:
+        """Creates the directory if needed; the run id.  Raises StorageError.
+
+        `run_id`: of a run that lives, for a directory that has none.
+        """
         path = self.path
         require_format(path)
         try:
@@ -131,9 +134,9 @@ class CheckpointDirectory:
                 self._place.make_folder(path)
             path = os.path.join(self.path, "RUN")
             if not _is_there(path):
-                run_id = self._former_run() if self._place.is_store else ""
+                former = self._former_run() if self._place.is_store else ""
                 run = RunFile(
-                    run_id=run_id or secrets.token_hex(16),
+                    run_id=former or run_id or secrets.token_hex(16),
                     format=FORMAT,
                     created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 )

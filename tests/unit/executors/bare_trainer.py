@@ -131,6 +131,7 @@ class _Trainer:
                 return {"refusal": order.reason}
         self._term = order.term
         self._attempt = order.attempt if isinstance(order, p.Resume) else 0
+        self._link.running_as(self._term, 0, None, attempt=self._attempt)
         if not self._link.slots:
             self._link.want_slots(
                 image_bytes=IMAGE_BYTES, chunk_bytes=CHUNK_BYTES, slots=2, limit_bytes=None

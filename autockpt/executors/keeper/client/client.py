@@ -102,6 +102,8 @@ class KeeperClient:
         """The training waits until an image is through."""
         self.note = ""
         """Why there is less than was asked for; empty: there is not."""
+        self._run_id = ""
+        """The run that the slots are of; the next keeper may find its directory emptied."""
         self.given_s = 0.0
         """When slots came last, CLOCK_MONOTONIC."""
         self._lent = RestoreBuffers({})
@@ -147,7 +149,9 @@ class KeeperClient:
 
     def _connect(self) -> None:
         for attempt in range(CONNECT_ATTEMPTS):
-            ensure_keeper(self._run_directory, self._node, checkpoints=self._checkpoints)
+            ensure_keeper(
+                self._run_directory, self._node, checkpoints=self._checkpoints, run_id=self._run_id
+            )
             connection: wire.Connection | None = None
             try:
                 connection = connect(self._run_directory, self._node)
@@ -510,7 +514,7 @@ class KeeperClient:
             return self._lent_for.pop((order.term, order.attempt), RestoreBuffers({}))
 
     def _take_slots(self, given: wire.SlotsGiven, descriptors: list[int]) -> None:
-        self.chunk_bytes = given.chunk_bytes
+        self.chunk_bytes, self._run_id = given.chunk_bytes, given.run_id
         known = 0
         if given.image_bytes == self.image_bytes and _same_memory(self.slots, descriptors):
             known = len(self.slots)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -101,6 +102,32 @@ def test_a_killed_trainer_comes_back_where_the_storage_takes_nothing(
         step += 1
     assert answer["stored"] == [101]
     assert not (terms / "t-000002").exists()
+
+
+def test_what_it_resumed_from_stays_where_its_keeper_and_its_directory_are_lost(
+    start: Start, run_dir: str
+) -> None:
+    """The trainer alone knows where it began: that slot is the only complete checkpoint."""
+    first(start).kill()
+    trainer = start(restart_round=1)
+    assert trainer.attach() == {"refusal": "", "restored": "step 2 (term 1)"}
+    checkpoints = Path(run_dir, "checkpoints")
+    checkpoints.rename(checkpoints.with_name("away"))
+    checkpoints.mkdir()
+    (former,) = keeper_pids(run_dir)
+    os.kill(former, signal.SIGKILL)
+    deadline, step = time.monotonic() + PATIENCE_S, 3
+    while (
+        (status := keeper_status(run_dir, 0)) is None
+        or not status.trainers
+        or (status.pid == former)
+    ):
+        assert time.monotonic() < deadline, "no keeper has taken its place"
+        time.sleep(0.1)
+    while (answer := trainer.tell("begin", step))["skipped"]:  # until the term is open there
+        assert time.monotonic() < deadline, answer
+        step += 1
+    assert "no slot may be overwritten" in trainer.tell("begin", step + 1)["skipped"]
 
 
 def test_what_is_saved_beside_the_one_before_is_the_new_trainers(start: Start) -> None:
