@@ -795,7 +795,7 @@ MUTANTS: dict[str, Mutant] = {
     "mix-parity": Mutant(MixParity, "15", 2000),
     "rebuild-from-fewer": Mutant(RebuildFromFewer, "15", 4000),
     "keep-old-placement": Mutant(KeepOldPlacement, "24", 100),
-    "follow-within-round": Mutant(FollowWithinRound, "24", 1000),
+    "follow-within-round": Mutant(FollowWithinRound, "24", 500),
     "plan-on-first-answer": Mutant(PlanOnFirstAnswer, "13", 1000),
     "plan-without-margin": Mutant(PlanWithoutMargin, "13", 200),
 }

@@ -60,7 +60,7 @@ class Simulation(Faults):
             for _ in range(rng.choice((2, 5, 8, 11))):
                 self.hang_or_not()
                 self.calm_round()
-                if self.changes_scheme and self.schemes.random() < 0.1:
+                if self.changes_scheme and self.schemes.random() < 0.8:
                     self.propose_scheme(self.other_scheme())
             for action in rng.choices(self.actions, cum_weights=self.weights, k=rng.randint(2, 14)):
                 action()
