@@ -272,7 +272,7 @@ def _interval_choice(
     reason += (
         f"; {intervals.binding} decides"
         if intervals.binding
-        else f", {format_duration(period_s)} in whole and nested iterations"
+        else f", rounded to {format_duration(period_s)} in whole iterations"
     )
     return Choice(
         name=name,

@@ -164,7 +164,7 @@ def _posterior(prior: RatePosterior, n: float, count: int, days: float, unit: st
         odds = [math.exp(log - max(logs)) for log in logs]
         means = [shape / (b + days) for _, b in candidates]
         mean = sum(o * m for o, m in zip(odds, means, strict=True)) / sum(odds)
-    said = f"; {count} event(s) in {days:.3g} {unit} on record" if days > 0 else ""
+    said = f"; {count} on record in {_shown_days(days)} {unit}" if days > 0 else ""
     return RatePosterior(
         shape=shape,
         exposure_days=shape / mean,
@@ -188,3 +188,10 @@ def _restore(records: Sequence[FailureRecord], source: str, derived_s: float | N
         return Estimate(value_s=derived_s, source="derived", note="from bytes and link speed")
     assumed_s = ASSUMED_RESTORE_S[source]
     return Estimate(value_s=assumed_s, source="assumed", note=f"no restore from {source} on record")
+
+
+def _shown_days(days: float) -> str:
+    """A number of days without an exponent."""
+    if days >= 0.01:
+        return f"{days:.3g}" if days < 1000 else f"{days:.0f}"
+    return "less than 0.01"

@@ -31,6 +31,8 @@ SLOWDOWN_SHARE = 0.01
 """The same for time lost to slower iterations."""
 MEMORY_SHARE = 0.8
 """Part of the available host memory that slots may take without a warning."""
+FEW_SAMPLES = 5
+"""Fewer samples of an iteration have no spread."""
 SPREAD = 1.3
 """p90 over p10 of the iteration time above which the measurement is called unstable."""
 
@@ -169,7 +171,7 @@ def copies_missing(facts: Facts) -> Finding | None:
     if copies is None:
         return None
     newest = "never" if copies.newest_step is None else f"up to step {copies.newest_step}"
-    evidence = f"protected {newest}, {copies.protected} generations in all"
+    evidence = f"copied {newest}, {copies.protected} checkpoints in all"
     if copies.newest_step is not None and not copies.degraded:
         return Finding(id="copies", severity="high", title="Checkpoints survive a lost node",
                         evidence=evidence, passed=True)  # fmt: skip
@@ -188,8 +190,9 @@ def persist_failed(facts: Facts) -> Finding | None:
     if saves is None or not saves.sealed:
         return None
     if not saves.failed:
-        return Finding(id="persist-failed", severity="high", title="Every persist became durable",
-                       evidence=f"{saves.disk_committed} generations on disk",
+        return Finding(id="persist-failed", severity="high",
+                       title="Every checkpoint that began became durable",
+                       evidence=f"{saves.disk_committed} checkpoints on disk",
                        passed=True)  # fmt: skip
     return Finding(
         id="persist-failed",
@@ -224,21 +227,21 @@ def saves_skipped(facts: Facts) -> Finding | None:
 
 
 def snapshots_discarded(facts: Facts) -> Finding | None:
-    """State changed behind the fence."""
+    """State changed while it was copied."""
     saves = facts.saves
     if saves is None or not saves.sealed:
         return None
     if not saves.discarded:
         return Finding(id="snapshots-discarded", severity="medium", passed=True,
-                       title="No state changed behind the fence",
+                       title="No state changed while it was copied",
                        evidence=f"{saves.sealed} snapshots proven unchanged")  # fmt: skip
     return Finding(
         id="snapshots-discarded",
         severity="medium",
         title=f"{saves.discarded} snapshots were discarded",
         evidence=f"state changed while it was copied. {_reason(saves)}",
-        fix="call ckpt.fence() before the code that changes it, or leave it: "
-        "the tensor is copied at the boundary from now on, at the price of a longer stall",
+        fix="call ckpt.wait_for_staging() before the code that changes it. Without it, the tensor "
+        "is copied at the iteration boundary from now on, at the price of a longer stall",
     )
 
 
@@ -265,17 +268,27 @@ def stall(facts: Facts) -> Finding | None:
             fix="staging.persist: async writes them while the training goes on",
         )  # fmt: skip
     boundary = saves.boundary_share > 0.5
-    where = "copying at the boundary" if boundary else "waiting at the fence"
+    where = "copying at the boundary" if boundary else "waiting for the copy to end"
     return Finding(
         id="stall",
         severity="medium",
         title=title,
         evidence=f"{seen}; most of it {where}",
-        fix="let the schedule be lazy, and see which tensors are copied at the boundary"
+        fix=_shorter_stall(facts.data.decision)
         if boundary
-        else "the copy is slower than forward and backward together: a longer interval costs least",
+        else "the copy takes longer than forward and backward: a longer interval costs least",
         saving=share / 2,
     )
+
+
+def _shorter_stall(decision: Decision | None) -> str:
+    """Advice where most of the stall is copying at the boundary."""
+    if decision is not None and decision.plan.staging.schedule == "lazy":
+        return (
+            "most of the state is copied beside the training already; lengthen the intervals, or "
+            "see under Memory how much is copied inside the stall"
+        )
+    return "pin staging.schedule: lazy in the policy, which copies beside the training"
 
 
 def slowdown(facts: Facts) -> Finding | None:
@@ -435,7 +448,7 @@ def memory_tight(facts: Facts) -> Finding | None:
 def unstable(facts: Facts) -> Finding | None:
     """The iteration time varied while it was measured."""
     profile = facts.data.profile
-    if profile is None or profile.iteration_s.p10 <= 0:
+    if profile is None or profile.iteration_s.p10 <= 0 or profile.iteration_s.n < FEW_SAMPLES:
         return None
     ratio = profile.iteration_s.p90 / profile.iteration_s.p10
     seen = (

@@ -78,7 +78,7 @@ def run_tiles(
     note = "no failure"
     if worst is not None:
         note = f"{worst[1]} {'step' if worst[1] == 1 else 'steps'}, {worst[2]}"
-    sources = ", ".join(sorted({r.source or "scratch" for r in failures}))
+    sources = ", ".join(sorted({r.source or "scratch" for r in restores}))
     return (
         Tile(label="Goodput", value=format_fraction(accounting.goodput),
              note=f"promised {format_fraction(expected.goodput)}" if expected else ""),
@@ -88,7 +88,7 @@ def run_tiles(
              note=f"p95 {format_duration(durable.p95_s)}" if durable else "nothing on disk"),
         Tile(label="Worst loss", value=format_duration(worst[0]) if worst else "none",
              note=note),
-        Tile(label="Restores", value=str(len(failures)), note=f"from {sources}" if sources
+        Tile(label="Restores", value=str(len(restores)), note=f"from {sources}" if sources
              else "none needed"),
         _largest_tile(accounting),
     )  # fmt: skip

@@ -233,8 +233,9 @@ def _cost(accounting: Accounting) -> str:
     """Every second of the run, by purpose."""
     saves_s = accounting.stall_s + accounting.slowdown_s
     parts = [f"checkpoints {_of(saves_s, accounting)}"]
-    if accounting.lost_s + accounting.down_s > 0:
+    if accounting.lost_s > 0:
         parts.append(f"lost work {_of(accounting.lost_s, accounting)}")
+    if accounting.down_s > 0:
         parts.append(f"down time {_of(accounting.down_s, accounting)}")
     if accounting.other_s > 0:
         parts.append(f"start-up and the like {_of(accounting.other_s, accounting)}")

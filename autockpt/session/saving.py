@@ -357,7 +357,7 @@ class Saver:
         asked_disk = save.disk
         if link.saves.begin(save, disk=disk) is None:
             self._rank.report_skip(step, save.reason or "the keeper did not answer in time")
-            link.withdraw(save, "not granted in time")
+            link.withdraw(save, f"no slot was granted in time; {t.WITHDRAWN}")
             return None
         if disk and not asked_disk:  # asked for by the script, or by a new plan, since
             link.ask_for_disk(save)
@@ -586,7 +586,7 @@ class Saver:
                 f"no optimizer stepped in the iteration before step {step}, and a checkpoint would "
                 "lose its gradients: checkpoints wait for the next optimizer's step"
             )
-        self._withdraw_asked(step, "gradients are being accumulated")
+        self._withdraw_asked(step, f"gradients are being accumulated; {t.WITHDRAWN}")
 
     def skip_undue(self, step: int) -> None:
         """No checkpoint is due at this boundary."""
@@ -595,7 +595,7 @@ class Saver:
             self._rank.report_skip(step, f"{limit} checkpoints are on their way to storage already")
         # Asked for under the plan before this one, or while fewer were on their way; a grant that
         # nobody uses would keep its slot.
-        self._withdraw_asked(step, "not due any more")
+        self._withdraw_asked(step, f"not due any more; {t.WITHDRAWN}")
 
     def _withdraw_asked(self, step: int, reason: str) -> None:
         asked = self._client.saves.asked

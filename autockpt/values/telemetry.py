@@ -14,6 +14,8 @@ NO_SLOT = "no slot may be overwritten"
 """End of the reason of a save that was skipped because each slot was still needed."""
 PASSED = "went on to"
 """In the reason of a save that another rank left behind for a later one."""
+WITHDRAWN = "the checkpoint had not begun"
+"""End of the reason of a save that its rank gave back before the snapshot began."""
 LOST = "was lost"
 """End of the reason of what ended with a rank: a failure of the job, not of memory or storage."""
 
@@ -284,7 +286,8 @@ class CheckpointDurable(Event):
 class PersistFailed(Event):
     """A generation did not become durable; older ones are untouched.
 
-    Where the reason ends with LOST, it was under way when a rank was lost.
+    Where the reason ends with LOST, it was under way when a rank was lost.  With WITHDRAWN, no copy
+    had begun.
     """
 
     generation: str

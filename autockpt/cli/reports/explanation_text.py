@@ -30,10 +30,9 @@ def print_explanation(console: Console, explained: Explanation) -> None:
     for event in explained.withheld:
         console.result(f"\nnot changed (the policy only observes): {event.reason}")
     for restore in explained.restores:
-        console.result(
-            f"\nresumed at step {restore.step} from {restore.source}, "
-            f"{restore.lost_steps} iterations lost, {format_duration(restore.restore_s)} to restore"
-        )
+        lost = f"{restore.lost_steps} iterations lost" if restore.lost_steps else "nothing lost"
+        took = f", {format_duration(restore.restore_s)} to restore" if restore.restore_s else ""
+        console.result(f"\nresumed at step {restore.step} from {restore.source}, {lost}{took}")
 
 
 def print_some(console: Console, explained: Explanation, *, numbers: bool) -> None:

@@ -89,13 +89,13 @@ def _facts(view: LiveView) -> Iterator[tuple[str, str]]:
 
 
 def _trained(view: LiveView) -> tuple[int | None, float]:
-    """Return (newest step, seconds of an iteration; 0.0: not known)."""
+    """Return (newest step, mean seconds of the recent iterations; 0.0: not known)."""
     blocks = [event for event in view.events if isinstance(event, IterationsTimed) and event.count]
-    last = blocks[-1] if blocks else None
-    steps = [last.step] if last else []
+    steps = [blocks[-1].step] if blocks else []
+    count = sum(block.count for block in blocks)
     if view.status is not None and view.status.last_step is not None:
         steps.append(view.status.last_step)
-    return max(steps, default=None), last.total_s / last.count if last else 0.0
+    return max(steps, default=None), sum(b.total_s for b in blocks) / count if count else 0.0
 
 
 def _saved(view: LiveView) -> tuple[int | None, int | None]:

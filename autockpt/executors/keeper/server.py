@@ -777,7 +777,8 @@ class Keeper:
     def _write_status(self, now_s: float, *, last: bool = False) -> None:
         node = self._protocol.state
         if node.nodes and self._node == node.coordinator and self._term:
-            self._standing.write(now_s, self._coordinator.state.catalogue, last=last)
+            state = self._coordinator.state
+            self._standing.write(now_s, state.catalogue, began_from=state.began_from(), last=last)
 
     def _degrade(self, what: str, reason: str) -> None:
         self._log(f"degraded: {what}: {reason}")

@@ -4,7 +4,7 @@ Only what happened under the plan that promised counts: from the last change of 
 
 A run says little about rare things.  The waste from failures is judged only when a failure was to
 be expected, or when chance does not explain their number.  A recovery is judged only when there was
-one.
+one, and the cost of checkpoints from the third on.
 """
 
 import math
@@ -22,6 +22,8 @@ FACTOR = 1.5
 """A promise is broken when the observation is this many times larger or smaller."""
 CHANCE = 0.05
 """More failures than expected are put down to chance while this or more probable."""
+FEW = 3
+"""Fewer checkpoints than this tell nothing of a promise."""
 NEGLIGIBLE_S = 1e-3
 """Durations this small count as equal, at any ratio."""
 NEGLIGIBLE = 1e-3
@@ -97,13 +99,15 @@ def promises(
     return (
         _promise("stall_s", "Stall per checkpoint", "s", expected.stall_s,
                  stall.p50_s if stall else None,
-                 n=stall.n if stall else 0, note="median of the slowest rank"),
+                 n=stall.n if stall else 0, note="median of the slowest rank",
+                 judged=stall is not None and stall.n >= FEW),
         _promise("persist_s", "Time to durable", "s", expected.persist_s,
                  durable.p50_s if durable else None,
-                 n=durable.n if durable else 0, note="median"),
+                 n=durable.n if durable else 0, note="median",
+                 judged=durable is not None and durable.n >= FEW),
         _promise("checkpoint_waste", "Lost to checkpoints", "fraction", expected.checkpoint_waste,
                  accounting.checkpoint_waste if trained and saves.sealed else None, n=saves.sealed,
-                 note="stall and slow-down, without failures"),
+                 note="stall and slow-down, without failures", judged=saves.sealed >= FEW),
         _promise("waste", "Lost in all", "fraction", expected.waste,
                  accounting.waste if trained else None, n=failures, judged=judged,
                  note=f"{rare}; 90 % band {'holds' if in_band else 'missed'}" if judged else rare),

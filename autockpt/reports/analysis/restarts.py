@@ -54,7 +54,10 @@ REMEDIES: tuple[tuple[tuple[str, ...], str], ...] = (
         "the script before attach(): its imports, model and data",
     ),
     (("first",), "what the first iteration does beyond a later one: compiling, the first samples"),
-    (("launch", "group", "wait"), "the ranks wait for one another: see logs/launcher.log"),
+    (
+        ("launch", "group", "wait"),
+        "launch and waits for other ranks: see logs/launcher.log",
+    ),
     (("detect",), "the ranks that live end late: a handler of SIGTERM may hold them"),
 )
 """(parts, what shortens them), the cheapest first: a setting, then the script, then the system."""

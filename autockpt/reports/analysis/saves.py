@@ -14,6 +14,7 @@ from typing import TypeGuard
 from autockpt.values.plan import Decision
 from autockpt.values.telemetry import (
     LOST,
+    WITHDRAWN,
     CheckpointDeleted,
     CheckpointDurable,
     Event,
@@ -56,7 +57,7 @@ class Saves:
     skipped: int
     """Due and not started."""
     discarded: int
-    """Copied and thrown away because state changed behind the fence."""
+    """Copied and thrown away because state changed during the copy."""
     failed: int
     """Not durable, though no rank was lost meanwhile; older ones untouched."""
     retired: int
@@ -71,7 +72,7 @@ class Saves:
     """Of checkpoints to disk only, where training waits for it and there are any."""
     boundary_share: float
     """Part of all stall of snapshots spent copying at the boundary; the rest is waiting at the
-    fence, 0..1."""
+    staging barrier, 0..1."""
     copy: Spread | None
     """Boundary to last byte in host memory."""
     durable: Spread | None
@@ -231,8 +232,8 @@ def _generations(events: Sequence[Event], kind: type[Event]) -> set[str]:
 
 
 def _is_failed(event: Event) -> TypeGuard[PersistFailed]:
-    """A persist failed, but not because a rank was lost: then the failure is the cause."""
-    return isinstance(event, PersistFailed) and not event.reason.endswith(LOST)
+    """A persist that began has failed, and no rank was lost: then that failure is the cause."""
+    return isinstance(event, PersistFailed) and not event.reason.endswith((LOST, WITHDRAWN))
 
 
 def _skipped(events: Sequence[Event]) -> int:
@@ -247,6 +248,7 @@ def _reasons(events: Sequence[Event]) -> dict[str, int]:
         (e.reason, e.step)
         for e in events
         if isinstance(e, SaveSkipped | SnapshotDiscarded | PersistFailed)
+        and not e.reason.endswith(WITHDRAWN)
     }
     return dict(Counter(reason for reason, _ in sorted(seen)).most_common(REASONS_SHOWN))
 

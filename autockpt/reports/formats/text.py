@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Iterable, Sequence
 
+from autockpt.reports.analysis.accounting import Restore
 from autockpt.reports.analysis.idle_windows import Windows
 from autockpt.reports.analysis.promises import Promise
 from autockpt.reports.analysis.replication import facts as copy_facts
@@ -128,11 +129,18 @@ def _restores(model: ReportModel) -> list[str]:
         what = f"{restore.what} lost" if restore.what else "resumed"
         lines += _wrap(
             f"{format_duration(restore.at_s)}: {what}, back from {restore.source or 'scratch'} at "
-            f"step {restore.step}; {restore.lost_steps} steps "
-            f"({format_duration(restore.lost_s)}) lost, down {format_duration(restore.down_s)}",
+            f"step {restore.step}; {_cost(restore)}",
             "  ", "    ",
         )  # fmt: skip
     return ["Failures and restores", *lines] if lines else []
+
+
+def _cost(restore: Restore) -> str:
+    """The work lost and the time down."""
+    if not restore.lost_steps and not restore.down_s:
+        return "nothing lost"
+    lost = f"{restore.lost_steps} steps ({format_duration(restore.lost_s)}) lost"
+    return f"{lost}, down {format_duration(restore.down_s)}"
 
 
 def _restarts(model: ReportModel) -> list[str]:

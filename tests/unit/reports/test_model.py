@@ -1,6 +1,7 @@
 """What the report says: verdicts, promises, findings, timeline."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -8,11 +9,13 @@ from autockpt.reports.analysis.promises import FACTOR
 from autockpt.reports.analysis.timeline import ROWS, SPANS
 from autockpt.reports.findings import CHECKS, Finding
 from autockpt.reports.formats.json_out import read, render
+from autockpt.reports.html import html
 from autockpt.reports.model import ReportModel, build
 from autockpt.values.errors import ConfigError
 from autockpt.values.failure import FailureRecord, FaultyNode
 from autockpt.values.plan import Decision
 from autockpt.values.telemetry import (
+    WITHDRAWN,
     Event,
     PersistFailed,
     RunStarted,
@@ -174,6 +177,35 @@ def test_what_was_under_way_when_a_rank_was_lost_is_no_trouble_of_the_disk() -> 
     assert finding(model, "persist-failed").passed
     assert model.saves is not None
     assert (model.saves.failed, model.saves.reasons["rank 0 was lost"]) == (0, 1)
+
+
+def test_a_save_that_was_given_back_before_it_began_is_no_failure() -> None:
+    """A change of the plan gives it back: no advice about the storage, no row of trouble."""
+    data = run_data(total=1440)
+    given_back = PersistFailed(
+        at_s=5300.0, rank=-1, generation="b", step=-1, reason=f"not due any more; {WITHDRAWN}"
+    )
+
+    model = build(dataclasses.replace(data, events=(*data.events, given_back)))
+
+    assert finding(model, "persist-failed").passed
+    assert model.saves is not None
+    assert given_back.reason not in model.saves.reasons
+    assert model.saves.failed == 0
+
+
+def test_a_run_that_measured_few_iterations_shows_its_own_mean() -> None:
+    """Two blocks of the start have no spread; the accounting has all iterations."""
+    data = run_data(total=1440)
+    assert data.profile is not None
+    few = dataclasses.replace(data.profile.iteration_s, n=2)
+    profile = dataclasses.replace(data.profile, iteration_s=few)
+
+    page = html.render(build(dataclasses.replace(data, profile=profile)))
+
+    assert re.search(r"on average of [\d,]+ iterations", page)
+    assert "p10 to p90 spans" not in page
+    assert 'id="unstable"' not in page
 
 
 def test_findings_have_unique_ids_and_problems_have_a_fix() -> None:

@@ -19,6 +19,16 @@ STATUS_S = 10.0
 """Between two writes of status.json, where nothing is new."""
 
 
+def is_protected(state: str, *, durable: Generation | None, in_memory: bool, resumed: bool) -> bool:
+    """Whether a failure now would leave a checkpoint of this run.
+
+    `resumed`: the checkpoint that the trainers began from is still on storage.
+    """
+    if durable is not None or (resumed and state == "running"):
+        return True
+    return in_memory and state != "finished"
+
+
 class RunStanding:
     """Takes what the protocol announces, warns people, and writes status.json."""
 
@@ -95,10 +105,18 @@ class RunStanding:
         """Warns again, at growing pauses, while no checkpoint reaches the storage."""
         self._say(self._storage.still(now_s))
 
-    def write(self, now_s: float, catalogue: Collection[Generation], *, last: bool = False) -> None:
+    def write(
+        self,
+        now_s: float,
+        catalogue: Collection[Generation],
+        *,
+        began_from: Generation | None,
+        last: bool = False,
+    ) -> None:
         """How it stands, and how it ended where no launcher of ours says so.
 
-        `catalogue`: committed generations; `last`: the keeper leaves.
+        `catalogue`: committed generations; `began_from`: the one that the trainers resumed;
+        `last`: the keeper leaves.
         """
         if now_s < self._next_s and not last:
             return
@@ -111,14 +129,16 @@ class RunStanding:
             state = _ENDS.get(ended.leaving, "failed")
         steps = [self._memory.of(rank).cell(CELL_STEP) for rank in live]
         durable = self.durable or max(catalogue, default=None)
-        held = bool(self.durable or (self.memory_committed and state != "finished"))
         status = RunStatus(
             state=state, exit_code=None, restarts=0,
             last_step=max(steps, default=ended.step if ended else None),
             last_durable=durable.name if durable else None,
             last_protected=self.protected.name if self.protected else None,
             unprotected_because=self._unprotected, degraded=self._storage.degraded,
-            protected=held, report=None, reason="" if not ended or steps else ended.note,
+            protected=is_protected(
+                state, durable=self.durable, in_memory=bool(self.memory_committed),
+                resumed=began_from in catalogue,
+            ), report=None, reason="" if not ended or steps else ended.note,
         )  # fmt: skip
         self._file.write(status)
         self._endpoint.show(status)

@@ -80,8 +80,8 @@ def _restores(model: ReportModel) -> Child:
             r.what or "resumed an earlier run",
             r.source or "from scratch",
             f"step {r.step}",
-            f"{r.lost_steps} steps, {format_duration(r.lost_s)}",
-            format_duration(r.down_s),
+            f"{r.lost_steps} steps, {format_duration(r.lost_s)}" if r.lost_steps else "nothing",
+            format_duration(r.down_s) if r.down_s else "–",
         )
         for r in model.restores
     ]
@@ -145,4 +145,4 @@ def _changes(model: ReportModel) -> Html | None:
     ]
     return join(tag("h3", "Plan changes"),
                 table(("plan", "after", "from", "memory / disk every", "why"), rows,
-                      caption="The tuner changed its mind"))  # fmt: skip
+                      caption="Each plan, since when, and why", numbers=(1, 2, 3)))  # fmt: skip

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+from autockpt.reports.analysis.accounting import Accounting
 from autockpt.reports.analysis.saves import waits
 from autockpt.reports.analysis.what_if import terms
+from autockpt.reports.findings import FEW_SAMPLES
 from autockpt.reports.html.charts import iterations, where_time
 from autockpt.reports.html.escape import Child, join, tag
 from autockpt.reports.html.sections.parts import Section, chart, details, duration, fraction, table
@@ -21,7 +23,7 @@ def section(model: ReportModel) -> Section | None:
         parts += _predicted(model.what_if.point)
     parts.append(_checkpoint(model))
     if model.profile is not None:
-        parts += _iteration(model.profile)
+        parts += _iteration(model.profile, model.accounting)
     body = join(*parts)
     return Section(id="time", title="Where time goes", body=body) if body else None
 
@@ -79,9 +81,11 @@ def _checkpoint(model: ReportModel) -> Child:
     stall, copy, durable = _measured(model)
     rows: list[Sequence[Child]] = []
     sync = waits(model.decision)
-    background = "exposed" if sync else "hidden under training"
+    blocks = "blocks training"
+    background = blocks if sync else "beside training"
+    until = "until durable" if sync else "at the boundary, and for the copy"
     for name, seen, kind in (
-        (f"training waits ({'until durable' if sync else 'boundary and fence'})", stall, "exposed"),
+        (f"training waits ({until})", stall, blocks),
         ("copied to host memory", copy, background),
         ("durable on disk", durable, background),
     ):
@@ -114,8 +118,8 @@ def _in_words(stall: Triple, copy: Triple | None, durable: Triple, *, sync: bool
             f"of it for the {longest}."
         )
     return (
-        f"Training waits {format_duration(stall[0])}; the rest of the "
-        f"{format_duration(durable[0])} to durable is hidden under it, most of it the {longest}."
+        f"Training waits {format_duration(stall[0])} and goes on. The checkpoint is durable "
+        f"{format_duration(durable[0])} after it began; most of that is the {longest}."
     )
 
 
@@ -134,7 +138,14 @@ def _measured(model: ReportModel) -> tuple[Triple | None, Triple | None, Triple 
     return found[0], found[1], found[2]
 
 
-def _iteration(profile: Profile) -> list[Child]:
+def _iteration(profile: Profile, accounting: Accounting | None) -> list[Child]:
+    """The spread of iterations; of a run that measured few of them, its own mean."""
+    if accounting is not None and profile.iteration_s.n < FEW_SAMPLES:
+        if not accounting.steps or accounting.productive_s <= 0:
+            return []
+        mean = format_duration(accounting.productive_s / accounting.steps)
+        return [tag("h3", "One iteration"),
+                tag("p", f"{mean} on average of {accounting.steps} iterations.")]  # fmt: skip
     samples = profile.samples
     phases = profile.phases_s
     rows = [

@@ -59,7 +59,7 @@ class Comparison:
             f"{cost.setting} {format_duration(max(0.0, cost.cost_s))} ({cost.tries} tries)"
             for cost in self.costs
         )
-        return f"{subject} was seen to cost {seen}: {self.winner}"
+        return f"{subject} costs training {seen}; {self.winner} it is"
 
     @property
     def numbers(self) -> dict[str, float]:

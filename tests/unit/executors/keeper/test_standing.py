@@ -2,6 +2,7 @@
 
 import itertools
 
+from autockpt.executors.keeper.standing.run_standing import is_protected
 from autockpt.executors.keeper.standing.storage_standing import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
@@ -9,6 +10,13 @@ from autockpt.executors.keeper.standing.storage_standing import (
 )
 
 WALL = "2026-01-01T00:00:00Z"
+
+
+def test_a_resumed_run_is_protected_before_its_first_checkpoint() -> None:
+    """By the checkpoint that it began from; a start from scratch has nothing."""
+    assert is_protected("running", durable=None, in_memory=False, resumed=True)
+    assert not is_protected("running", durable=None, in_memory=False, resumed=False)
+    assert not is_protected("finished", durable=None, in_memory=True, resumed=True)
 
 
 def test_the_first_failure_is_said_at_once() -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from autockpt.reports.analysis.promises import in_force, parted
+from autockpt.reports.analysis.promises import FEW, in_force, parted, promises
 from autockpt.reports.data import RunData
 from autockpt.reports.html.html import render
 from autockpt.reports.model import build
@@ -71,9 +71,9 @@ def test_training_that_waits_for_the_disk_is_stalled_until_durable() -> None:
     assert next(tile for tile in model.tiles if tile.label == "Stall").value == "9.7 s"
     page = render(model)
     assert "waits until the checkpoint is durable, 9.7 s, most of it for the write." in page
-    assert "hidden under" not in page
+    assert "Training waits 9.7 s and goes on" not in page
     assert "training waits (until durable)" in page
-    assert "is hidden under it" in render(build(run_data(ranks=1)))
+    assert "and goes on. The checkpoint is durable" in render(build(run_data(ranks=1)))
     measured = replace(profile_data(), decision=data.decision)
     assert "hidden under" not in render(build(measured))
 
@@ -102,3 +102,18 @@ def test_each_broken_promise_is_a_warning_with_both_figures() -> None:
     assert any(
         text.startswith("stall per checkpoint: ") and "promised" in text for text in warnings
     )
+
+
+def test_two_checkpoints_break_no_promise() -> None:
+    """A run that made one checkpoint more at its end is no reason to profile again."""
+    data = run_data()
+    model = build(data)
+    assert model.saves is not None
+    assert model.saves.stall is not None
+    assert model.accounting is not None
+    assert data.decision is not None
+    stall = replace(model.saves.stall, n=FEW - 1, p50_s=1e3)
+    seen = replace(model.saves, sealed=FEW - 1, stall=stall)
+    judged = promises(data.decision.expected, model.accounting, seen, (), interruptions_per_s=0.0)
+    verdicts = {promise.name: promise.verdict for promise in judged}
+    assert verdicts["stall_s"] == verdicts["checkpoint_waste"] == "not yet"

@@ -214,7 +214,7 @@ def test_a_run_falls_back_to_lazy_when_windows_cost_more() -> None:
     assert run.kinds.count("schedule") == 1
     staging = run.controller.plan.staging
     assert (staging.schedule, staging.compare) == ("lazy", ())
-    assert "windows 200 ms (8 tries), lazy 20 ms (8 tries): lazy" in "".join(run.reasons)
+    assert "windows 200 ms (8 tries), lazy 20 ms (8 tries); lazy it is" in "".join(run.reasons)
     run.snapshots(50)
     assert run.kinds.count("schedule") == 1
 
