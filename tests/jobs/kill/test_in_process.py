@@ -164,8 +164,11 @@ class Job:
             "--", str(folder / "train.py"), str(folder), str(steps), leaves,
         ]  # fmt: skip
         self._command = command
-        self.processes = [self._launch() for _ in range(nodes)]
+        self.processes = [self._launch()]
         self.process = self.processes[0]
+        if nodes > 1:  # the first one keeps the store of the rendezvous, and is not replaced
+            self.wait(lambda: _listens(port), "store of the rendezvous")
+        self.processes += [self._launch() for _ in range(nodes - 1)]
 
     def _launch(self) -> "subprocess.Popen[bytes]":
         with open(self.folder / "log", "ab") as log:
@@ -222,6 +225,12 @@ class Job:
         """To the end of the training."""
         for process in self.processes:
             assert process.wait(within_s) == 0, self.said()[-6000:]
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+        return True
+    return False
 
 
 @contextlib.contextmanager
