@@ -2,11 +2,11 @@
 
     make demo-nodes                         # or: python examples/demo_nodes.py --lose 2
 
-Four network namespaces on this machine are four nodes.  Each has an interface, a line of 1 Gbit/s,
-a launcher, a keeper and a trainer of `gpt/train.py`.  The rendezvous store runs at the switch, as
-it would on a login node.  This script is the scheduler: it replaces the node that it kills.  The
-training must end with the digest of an undisturbed run of the bare script.  Needs root, for the
-namespaces; exit code 0: everything held.
+Five network namespaces on this machine are four nodes and a spare.  Each has an interface, a line
+of 1 Gbit/s and a launcher; the four have a keeper and a trainer of `gpt/train.py`.  The rendezvous
+store runs at the switch, as it would on a login node.  The spare takes the place of the node that
+this script kills.  The training must end with the digest of an undisturbed run of the bare script.
+Needs root, for the namespaces; exit code 0: everything held.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from demo import MARK, ROOT, Failed, Story, digest_of, end_everything, shown
 
@@ -26,13 +27,14 @@ from autockpt.values.units import format_bytes, format_duration
 from benchmarks.cluster import Cluster, ClusterError, cluster
 
 NODES = 4
+SPARE = NODES
 BITS_PER_S = 1_000_000_000
 JOB = ("examples/gpt/train.py", "--size", "1m", "--batch", "1", "--accumulation", "1",
        "--threads", "1", "--digest", "--text-bytes", "400000")  # fmt: skip
-STEPS = 120
+STEPS = 400
 MEMORY_STEPS, DISK_STEPS = 5, 60
 SETTINGS = (f"memory.interval={MEMORY_STEPS} steps", f"disk.interval={DISK_STEPS} steps",
-            "redundancy.scheme=replicas", "redundancy.copies=2")  # fmt: skip
+            "redundancy.scheme=replicas", "redundancy.copies=2", "restart.standby=on")  # fmt: skip
 COPIES = Redundancy(scheme="replicas", copies=2)
 KILL_AFTER = 30
 """Steps that are protected when the node is lost."""
@@ -51,12 +53,17 @@ def train(story: Story, job: Cluster) -> None:
     )
     commands = [job.launch(node) for node in range(NODES)]
     story.command(["autockpt", *commands[0][2:]])
-    story.say(f"... and the same on {NODES - 1} more nodes.")
+    story.say(
+        f"... and the same on {NODES - 1} more nodes. A fifth one begins it later, as a spare."
+    )
+    job.wait_for("a first checkpoint", lambda: job.events(t.GenerationReplicated) or None, STAGE_S)
+    job.launch(SPARE)
     job.wait_for(
         "a protected checkpoint",
         lambda: [e for e in job.events(t.GenerationReplicated) if e.step >= KILL_AFTER] or None,
         STAGE_S,
     )
+    job.wait_for("parked processes", lambda: len(parked(job)) == NODES + 1 or None, STAGE_S)
     for node in range(NODES):
         holders = place(COPIES, NODES).cell_of(node).holders(node)
         story.fact(f"rank {node}", f"trains on node {node}; its checkpoint is in the memory of "
@@ -71,10 +78,24 @@ def train(story: Story, job: Cluster) -> None:
         f"survives the loss of a node {format_duration(latencies[len(latencies) // 2])} after its "
         f"snapshot began (median), copied at {rates[len(rates) // 2]:.0f} Mbit/s",
     )
+    story.fact("parked", "a process on each node, the spare too, that has imported what a rank has")
+
+
+def parked(job: Cluster) -> list[int]:
+    """Processes on all nodes that wait for a restart."""
+    every = [pid for node in job.net.nodes for pid in node.pids()]
+    return [pid for pid in every if _command(pid) == b"autockpt: standby for a restart"]
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0")
+    except OSError:
+        return b""
 
 
 def lose(story: Story, job: Cluster, node: int) -> tuple[float, int]:
-    """SIGKILL for everything on a node, and a new machine in its place; (when, promised step)."""
+    """SIGKILL for everything on a node; (when, promised step)."""
     (partner,) = [n for n in place(COPIES, NODES).cell_of(node).members if n != node]
     story.chapter("Lose a node", f"Launcher, trainer and keeper of node {node} are killed at once.")
     killed_s = job.lose(node)
@@ -88,8 +109,7 @@ def lose(story: Story, job: Cluster, node: int) -> tuple[float, int]:
         f"rank {node}'s checkpoint of step {promised} on node {partner}, and those of all others "
         f"where they train; on disk: {f'step {durable}' if durable else 'nothing yet'}",
     )
-    job.launch(node)
-    story.fact("replaced", "a new machine is started in its place, as a scheduler would")
+    story.fact("replaced", "by the spare node, which has waited; no scheduler is asked")
     return killed_s, promised
 
 
@@ -170,7 +190,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     script = (*JOB, "--steps", str(STEPS), "--log-every", str(STEPS // 4))
     try:
-        with cluster(NODES, BITS_PER_S, folder, settings=SETTINGS, script=script,
+        with cluster(NODES, BITS_PER_S, folder, settings=SETTINGS, script=script, spare=1,
                      environment={MARK: str(folder)}) as job:  # fmt: skip
             train(story, job)
             killed_s, promised = lose(story, job, arguments.lose)

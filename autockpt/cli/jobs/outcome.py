@@ -49,6 +49,8 @@ def finish(
     if ending.exit_code == LEFT_OUT:  # the job goes on, and its other launchers tell its end
         console.warn(ending.reason)
         return ending.exit_code
+    if not ending.joined:
+        return ending.exit_code
     ending = _judged(run, ending, began)
     status = _status(run, ending)
     run.write_status(status)
@@ -64,7 +66,7 @@ def finish(
 
 def note(run: RunDirectory, ending: Ending) -> None:
     """Write the status as far as it is known before the last copies are made."""
-    if ending.exit_code != LEFT_OUT:
+    if ending.joined and ending.exit_code != LEFT_OUT:
         run.write_status(replace(_status(run, ending), report=None))
 
 

@@ -734,6 +734,7 @@ class Keeper:
             ),
             protected=_text(self._standing.protected),
             peers=self._peers.connected,
+            lost_peers=self._peers.lost,
             claimed_by=self._claimed_by,
             sealing=self._boundary.is_active,
             checkpoints=self._directory.path,

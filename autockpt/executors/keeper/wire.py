@@ -418,6 +418,8 @@ class Status:
     """Newest generation that survives the loss of a node."""
     peers: tuple[int, ...] = ()
     """Nodes whose keepers are connected to this one."""
+    lost_peers: tuple[int, ...] = ()
+    """Nodes whose keepers were connected, and have not come again for half a second."""
     claimed_by: protocol.Incarnation | None = None
     """Start of the job that the directory is claimed for; None: this keeper has not claimed it."""
     sealing: bool = False

@@ -44,6 +44,8 @@ from autockpt.values.errors import AutockptError, ProtocolError
 
 GRACE_S = 5.0
 """A node that cannot be reached for longer is lost."""
+LOST_S = 0.5
+"""A node whose connection has ended so long ago counts as lost where its launcher is silent too."""
 HANDSHAKE_S = 5.0
 SILENCE_S = 3
 """A connection whose other end does not acknowledge anything for this long is broken."""
@@ -215,6 +217,15 @@ class Peers:
     def connected(self) -> tuple[int, ...]:
         """Nodes whose keepers are connected."""
         return tuple(sorted(node for node, peer in list(self._peers.items()) if peer.here))
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """Nodes that were connected, and have not come again for `LOST_S`."""
+        by_s = time.monotonic() - LOST_S
+        every = list(self._peers.items())
+        return tuple(
+            sorted(n for n, peer in every if peer.gone_s is not None and peer.gone_s <= by_s)
+        )
 
     def transfer_address(self, node: int) -> tuple[str, int] | None:
         """Where the keeper of a node of this incarnation lends; reads a file, on any thread."""

@@ -23,8 +23,8 @@ from autockpt.launch import environment
 from autockpt.launch.elastic.crash_loop import Attempt, CrashLoop
 from autockpt.launch.elastic.incidents import Incidents
 from autockpt.launch.elastic.news import News
-from autockpt.launch.elastic.node_numbers import Seated, hosts_rendezvous
-from autockpt.launch.elastic.rank_store import RankStores
+from autockpt.launch.elastic.rendezvous.node_numbers import Seated, hosts_rendezvous
+from autockpt.launch.elastic.rendezvous.rank_store import RankStores
 from autockpt.launch.elastic.request import Ending, Launch
 from autockpt.launch.elastic.signals import Announced, install, kill_groups, signals_wait
 from autockpt.launch.in_process.survivors import ALONE_S, ELSEWHERE_S, Survivors
@@ -94,7 +94,10 @@ class Watch:
             return rendezvous
         if self._request.single_node:
             return RankStores(rendezvous)
-        self._seated = Seated(rendezvous, self._request.local_addr, self._keeper.seats())
+        self._seated = Seated(
+            rendezvous, self._request.local_addr, self._keeper.seats(),
+            lost_nodes=self._keeper.lost_nodes, say=self._console.say, idle=self.standbys.tick,
+        )  # fmt: skip
         return self._seated
 
     def starting(self, node: int) -> None:
@@ -370,6 +373,7 @@ def agent_class(api: Any, watch: Watch) -> Iterator[None]:
         _remaining_restarts: int
 
         def __init__(self, spec: Any, *arguments: Any, **more: Any) -> None:
+            watch.standbys.expect(spec)
             spec.rdzv_handler = watch.seated(spec.rdzv_handler)
             super().__init__(spec, *arguments, **more)
 

@@ -49,6 +49,8 @@ class Ending:
     exit_code: int
     restarts: int
     reason: str = ""
+    joined: bool = True
+    """This node took part; a spare that was not needed did not."""
     error: str = ""
     """The exception that ended the rank that failed first; "": another end."""
     over_by_s: float | None = None

@@ -25,7 +25,8 @@ from autockpt.launch.elastic import compiled_code
 from autockpt.launch.elastic.agent import Watch, agent_class, rank_logs, times_now
 from autockpt.launch.elastic.crash_loop import MAX_RESTARTS
 from autockpt.launch.elastic.news import News
-from autockpt.launch.elastic.rendezvous_polls import liveliness, quick_rendezvous
+from autockpt.launch.elastic.rendezvous.membership import NotNeeded
+from autockpt.launch.elastic.rendezvous.polls import liveliness, quick_rendezvous
 from autockpt.launch.elastic.request import Ending, Launch
 from autockpt.launch.elastic.signals import Interrupted, heeded, install, interrupt, signals_raise
 from autockpt.launch.sidecars.keeper import KeeperBeside
@@ -83,6 +84,8 @@ def _launch(request: Launch, console: Console, keeper: KeeperBeside, news: News)
             api.elastic_launch(config, sys.executable)(*command, *users)
         except ChildFailedError as failed:
             return watch.failed(failed.failures)
+        except NotNeeded:
+            return Ending(state="finished", exit_code=0, restarts=0, joined=False)
         except RendezvousError as error:
             raise LostNodesError(_not_met(config, error)) from error
         except SignalException as ended:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from autockpt.launch import environment
-from autockpt.launch.elastic.node_numbers import Seated
-from autockpt.launch.elastic.rendezvous_polls import liveliness, quick_rendezvous
+from autockpt.launch.elastic.rendezvous.node_numbers import Seated
+from autockpt.launch.elastic.rendezvous.polls import liveliness, quick_rendezvous
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous.api import RendezvousParameters

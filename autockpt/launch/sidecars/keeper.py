@@ -69,6 +69,15 @@ class KeeperBeside:
                 return
             time.sleep(LOOK_S)
 
+    def lost_nodes(self) -> tuple[int, ...]:
+        """Nodes to which the keeper of this one has lost the connection."""
+        if self._node is None:
+            return ()
+        from autockpt.executors.keeper.launch import keeper_status
+
+        status = keeper_status(str(self._run.path), self._node)
+        return () if status is None else status.lost_peers
+
     def release(self, by_s: float | None = None) -> None:
         """Tell it to leave when everything is on disk, and wait for that.
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from typing import Any, Literal
 
 from autockpt import new_files
@@ -70,6 +71,26 @@ class StandbyPool:
         self._said: set[str] = set()
 
     # ------------------------------------------------------------------ while the job trains
+
+    def expect(self, spec: Any) -> None:
+        """Ranks of a spare node, which may start later; `spec`: of torchelastic.
+
+        Their numbers are not known.  A process whose imports read them refuses to be a rank.
+        """
+        asynchronous = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+        for local in range(spec.local_world_size):
+            words = (Template(str(word)).safe_substitute(local_rank=local) for word in spec.args)
+            self._places[local] = _Place(
+                rank=local,
+                arguments=(spec.entrypoint, *words),
+                environment={
+                    **os.environ,
+                    asynchronous: os.environ.get(asynchronous, "1"),
+                    "LOCAL_RANK": str(local),
+                    "LOCAL_WORLD_SIZE": str(spec.local_world_size),
+                    "ROLE_NAME": spec.role,
+                },
+            )
 
     def tick(self) -> None:
         """Parks what is missing, one after another, and lets go what memory is too short for."""

@@ -1,5 +1,6 @@
 """Machines come and go: a spare one, one that comes back with what it knew, ranks that move."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -124,3 +125,46 @@ def test_two_launchers_go_on_without_the_third_from_memory(tmp_path: Path) -> No
         assert restored[0].step >= promised
         keepers = {path.stem for path in (job.files.path / "logs").glob("keeper-*.log")}
         assert keepers == {"keeper-000", "keeper-001", "keeper-002"}
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_spare_node_takes_the_place_of_a_lost_one_with_a_parked_process(tmp_path: Path) -> None:
+    """Of two spares one does; the other one ends well with the job."""
+    settings = (*SETTINGS, "restart.standby=on")
+    script = (*SCRIPT[:4], "1500", *SCRIPT[5:])
+    with launched(2, BITS_PER_S, tmp_path, settings=settings, script=script, spare=2) as job:
+        job.wait_for("protection", lambda: job.events(t.GenerationReplicated) or None, 90.0)
+        for spare in (2, 3):
+            job.launch(spare)
+        ready = "autockpt: standby for a restart"
+        job.wait_for(
+            "four parked processes",
+            lambda: sum(commands(node.pids()).count(ready) for node in job.net.nodes) == 4 or None,
+            120.0,
+        )
+        promised = max(event.step for event in job.events(t.GenerationReplicated))
+        lost_s = job.lose(1)
+        started = job.wait_for(
+            "a restore of both ranks",
+            lambda: (len(found := job.events(t.RunStarted, since_s=lost_s)) == 2 and found) or None,
+            90.0,
+        )
+        assert [event.process for event in started] == ["parked", "parked"]
+        restored = {event.rank: event for event in job.events(t.Restored, since_s=lost_s)}
+        assert [restored[rank].source for rank in range(2)] == ["memory", "peer"]
+        assert restored[0].step >= promised
+        said = job.finish(120.0)
+        assert sum("this node is a spare" in line for line in said) == 2
+        assert sum("this spare node was not needed" in line for line in said) == 1
+        assert sum("finished at step 1500" in line for line in said) == 2
+
+
+def commands(pids: list[int]) -> list[str]:
+    """As `ps` shows them."""
+    found = []
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            found.append(Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode())
+    return found

@@ -9,7 +9,7 @@ import pytest
 from autockpt.console import Console
 from autockpt.launch.elastic.agent import Watch
 from autockpt.launch.elastic.news import News
-from autockpt.launch.elastic.node_numbers import Seated
+from autockpt.launch.elastic.rendezvous.node_numbers import Seated
 from autockpt.launch.elastic.request import Launch
 from autockpt.launch.script import Script
 from autockpt.run_directory import RunDirectory
@@ -42,7 +42,7 @@ def watch_of(
     """The launcher of a node, which has met the others."""
     monkeypatch.setattr(Seated, "number", number)
     console = Console()
-    keeper: Any = SimpleNamespace(seats=lambda: (), node=number, started=True)
+    keeper: Any = SimpleNamespace(seats=tuple, lost_nodes=tuple, node=number, started=True)
     request = Launch(
         run=run, script=Script(target="train.py", module=False, args=(), shown="train.py"),
         mode="run", nnodes=nnodes, rdzv_endpoint="elsewhere:1", faulty_node=policy,

@@ -83,7 +83,7 @@ def test_no_hook_of_the_agent_takes_a_signal_for_its_own_failure(hook: str) -> N
             return SimpleNamespace(is_failed=lambda: True, failures={})
 
     class Watch:
-        standbys = SimpleNamespace(serving=signals_wait)
+        standbys = SimpleNamespace(serving=signals_wait, expect=lambda spec: None)
         survivors = SimpleNamespace(serving=signals_wait, any=False)
 
         def __getattr__(self, name: str) -> Any:

@@ -441,7 +441,7 @@ def _wait_for(path: Path) -> None:
 
 def test_a_dead_launcher_is_noticed_soon_unless_the_user_says_otherwise(tmp_path: Path) -> None:
     """torchelastic's defaults take 15 s for that, and large jobs keep them."""
-    from autockpt.launch.elastic.rendezvous_polls import LIVELY
+    from autockpt.launch.elastic.rendezvous.polls import LIVELY
     from autockpt.launch.elastic.request import Launch
     from autockpt.launch.elastic.torchelastic import _config
     from autockpt.launch.script import Script

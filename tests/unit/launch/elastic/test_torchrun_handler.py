@@ -11,7 +11,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters, dynamic_r
 
 from autockpt.launch import environment
 from autockpt.launch.elastic import torchrun_handler
-from autockpt.launch.elastic.rendezvous_polls import LIVELY
+from autockpt.launch.elastic.rendezvous.polls import LIVELY
 
 JOIN_S = 60.0
 

@@ -11,9 +11,11 @@ import contextlib
 import itertools
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from autockpt.launch.elastic.rendezvous.membership import Full, Membership, NotNeeded
 
 LISTENING = "0A"
 """State of a socket in /proc/net/tcp."""
@@ -78,10 +80,18 @@ def hosts_rendezvous(endpoint: str, *, proc: str = "/proc") -> bool:
 class Seated:
     """A rendezvous handler of torchelastic in which nodes keep their numbers."""
 
-    def __init__(self, handler: Any, local_addr: str | None, kept: Sequence[int]) -> None:
-        """`kept`: see `Claim`, as found when this launcher began."""
+    def __init__(
+        self, handler: Any, local_addr: str | None, kept: Sequence[int], *,
+        lost_nodes: Callable[[], Iterable[int]] = tuple,
+        say: Callable[[str], object] = print,
+        idle: Callable[[], object] = lambda: None,
+    ) -> None:  # fmt: skip
+        """`kept`: see `Claim`, as found when this launcher began.  `lost_nodes`: see `Membership`.
+        `say` and `idle`: see `Membership.await_place`."""
         self._handler, self._local_addr = handler, local_addr
         self._claim = Claim(kept=tuple(kept))
+        self._membership = Membership(handler, lost_nodes)
+        self._say, self._idle = say, idle
         self.nodes = 0
         """That met in the newest round."""
         self.leaves = False
@@ -106,21 +116,47 @@ class Seated:
         return getattr(self._handler, name)
 
     def next_rendezvous(self) -> Any:
-        """The handler's answer, with nodes counted in the order of their numbers."""
+        """The handler's answer, with nodes counted in the order of their numbers.
+
+        A spare waits here.  Raises NotNeeded when the job ends without it.
+        """
         from torch.distributed.distributed_c10d import PrefixStore
         from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousStoreInfo
 
-        met = self._handler.next_rendezvous()
+        met = self._meet()
         store = PrefixStore(PREFIX, met.store)
-        store.set(f"claim/{met.rank}", json.dumps(asdict(self._claim)))
+        said = {**asdict(self._claim), "name": self._membership.name}
+        store.set(f"claim/{met.rank}", json.dumps(said))
         if met.rank == 0:
-            said = [json.loads(store.get(f"claim/{n}")) for n in range(met.world_size)]
-            claims = [Claim(held=one["held"], kept=tuple(one["kept"])) for one in said]
-            store.set("numbers", json.dumps(numbers(claims)))
-        every = json.loads(store.get("numbers"))
-        number, self.nodes = every[met.rank], met.world_size
+            every = [json.loads(store.get(f"claim/{n}")) for n in range(met.world_size)]
+            found = numbers([Claim(held=one["held"], kept=tuple(one["kept"])) for one in every])
+            names = [one["name"] for one in every]
+            store.set("numbers", json.dumps([*zip(found, names, strict=True)]))
+        seats = [(number, tuple(name)) for number, name in json.loads(store.get("numbers"))]
+        number, self.nodes = seats[met.rank][0], met.world_size
         self._claim = Claim(held=number)
-        seat = sorted(every).index(number)
+        self._membership.met(dict(seats), first=met.rank == 0)
+        seat = sorted(number for number, _ in seats).index(number)
         # Seat 0 is where the trainers' own store will be, so its address is told anew.
         master = RendezvousStoreInfo.build(seat, store, self._local_addr)
         return RendezvousInfo(met.store, seat, met.world_size, master)
+
+    def _meet(self) -> Any:
+        """The handler's answer, as soon as there is a place for this node."""
+        has_place = self.number is not None
+        while True:
+            if not has_place:
+                self._await_place()
+            with contextlib.suppress(Full), self._membership.meeting():
+                return self._handler.next_rendezvous()
+            has_place = False
+
+    def _await_place(self) -> None:
+        self.leaves = True  # what ends a spare does not end the job
+        most = getattr(getattr(self._handler, "settings", None), "max_nodes", 0)
+        try:
+            self._membership.await_place(most, self._say, self._idle)
+        except NotNeeded:
+            self._say("the job has ended, and this spare node was not needed")
+            raise
+        self.leaves = False

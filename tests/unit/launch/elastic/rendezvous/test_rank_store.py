@@ -9,8 +9,8 @@ import pytest
 from torch.distributed import DistError, TCPStore
 from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousStoreInfo
 
-from autockpt.launch.elastic import rank_store
-from autockpt.launch.elastic.rank_store import RankStores
+from autockpt.launch.elastic.rendezvous import rank_store
+from autockpt.launch.elastic.rendezvous.rank_store import RankStores
 from autockpt.launch.in_process import kept_store
 
 WAIT = datetime.timedelta(seconds=1)

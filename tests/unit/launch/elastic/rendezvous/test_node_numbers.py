@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
 
-from autockpt.launch.elastic import node_numbers
-from autockpt.launch.elastic.node_numbers import Claim, Seated, hosts_rendezvous, numbers
+from autockpt.launch.elastic.rendezvous import node_numbers
+from autockpt.launch.elastic.rendezvous.node_numbers import Claim, Seated, hosts_rendezvous, numbers
 
 NEW = Claim()
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-from autockpt.launch.elastic.rendezvous_polls import quick_rendezvous
+from autockpt.launch.elastic.rendezvous.polls import quick_rendezvous
 
 
 def test_functions_have_the_same_names_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,1 @@
+"""Who meets whom before the ranks start: members, their numbers, spares, and stores."""

@@ -1,0 +1,198 @@
+"""Members of a job keep their places, and a spare takes the place of one that is lost."""
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.elastic.rendezvous import RendezvousParameters, dynamic_rendezvous
+
+from autockpt.launch import environment
+from autockpt.launch.elastic.rendezvous import membership
+from autockpt.launch.elastic.rendezvous.membership import NotNeeded
+from autockpt.launch.elastic.rendezvous.node_numbers import Seated
+from autockpt.launch.elastic.torchrun_handler import make_factory
+
+PATIENCE_S = 60.0
+LOST = "127.0.0.3"
+
+
+class Job:
+    """Launchers that meet at one store; each is a thread that waits in the rendezvous."""
+
+    def __init__(self, store: Path, *, silence_s: int) -> None:
+        """`silence_s`: a launcher without a sign of life for so long is lost."""
+        self._store, self._silence_s = store, silence_s
+        self._threads = ThreadPoolExecutor(8)
+        self.launchers: list[Seated] = []
+        self.lost_nodes: set[int] = set()
+        self.said: list[str] = []
+
+    def launcher(self, address: str, *, nodes: str = "2:2") -> Seated:
+        """One more."""
+        least, most = map(int, nodes.split(":"))
+        parameters = RendezvousParameters(
+            "autockpt", str(self._store), "job", least, most, local_addr=address,
+            store_type="file", keep_alive_max_attempt=self._silence_s, last_call_timeout=1,
+        )  # fmt: skip
+        bare: Any = make_factory()(parameters)
+        made = Seated(
+            bare._handler, address, (), lost_nodes=lambda: self.lost_nodes, say=self.said.append
+        )
+        self.launchers.append(made)
+        return made
+
+    def goes(self, launcher: Seated) -> "Future[Any]":
+        """It goes to the rendezvous."""
+        return self._threads.submit(launcher.next_rendezvous)
+
+    def meet(self, *launchers: Seated) -> list[int | None]:
+        """All of them; their numbers."""
+        for met in [self.goes(one) for one in launchers]:
+            met.result(PATIENCE_S)
+        return [one.number for one in launchers]
+
+    def end(self) -> None:
+        """Nothing is left running."""
+        for one in self.launchers:
+            one._handler._stop_heartbeats()
+        for one in self.launchers:
+            one._handler.set_closed()
+        self._threads.shutdown()
+
+
+@pytest.fixture
+def new_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Job]]:
+    """Makes jobs."""
+    monkeypatch.setenv(environment.NODE, "")
+    monkeypatch.setattr(membership, "SAID_AFTER", 2)
+    wait = dynamic_rendezvous._delay
+    monkeypatch.setattr(
+        dynamic_rendezvous, "_delay",
+        lambda seconds: wait(seconds if isinstance(seconds, tuple) else 0.02),
+    )  # fmt: skip
+    made: list[Job] = []
+
+    def make(*, silence_s: int = 60) -> Job:
+        made.append(Job(tmp_path / f"store-{len(made)}", silence_s=silence_s))
+        return made[-1]
+
+    yield make
+    for job in made:
+        job.end()
+
+
+def until(done: Callable[[], object]) -> None:
+    """Polls with a deadline."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_spare_takes_no_place_while_the_members_start_again(new_job: Callable[..., Job]) -> None:
+    """torchelastic gives a place to the launcher that comes first, whose node holds nothing."""
+    job = new_job()
+    here, there = job.launcher("127.0.0.2"), job.launcher(LOST)
+    assert job.meet(here, there) == [0, 1]
+    spare = job.goes(job.launcher("127.0.0.1"))
+    until(lambda: job.said)
+    assert "a spare" in job.said[0]
+    for _ in range(2):
+        first = job.goes(here)
+        time.sleep(3 * membership.LOOK_S)  # the spare looks while a place is free
+        assert job.meet(there) == [1]
+        first.result(PATIENCE_S)
+        assert not spare.done()
+
+
+def test_the_place_of_a_silent_member_goes_to_one_spare(new_job: Callable[..., Job]) -> None:
+    """Of two; the survivor keeps its number."""
+    job = new_job(silence_s=4)
+    here, lost = job.launcher("127.0.0.2"), job.launcher(LOST)
+    assert job.meet(here, lost) == [0, 1]
+    spares = [job.launcher("127.0.0.1"), job.launcher("127.0.0.4")]
+    coming = [job.goes(one) for one in spares]
+    until(lambda: len(job.said) == 2)
+    lost._handler._stop_heartbeats()
+    until(lambda: here._handler.num_nodes_waiting())
+    assert job.meet(here) == [0]
+    until(lambda: any(one.done() for one in coming))
+    assert sorted(one.number is None for one in spares) == [False, True]
+    assert {one.number for one in spares} == {1, None}
+
+
+def test_survivors_do_not_wait_for_a_node_that_keepers_have_lost(
+    new_job: Callable[..., Job],
+) -> None:
+    """The minute for a silent launcher has only begun, and the spare is told."""
+    job = new_job(silence_s=60)
+    here, lost = job.launcher("127.0.0.2"), job.launcher(LOST)
+    assert job.meet(here, lost) == [0, 1]
+    spare = job.launcher("127.0.0.1")
+    coming = job.goes(spare)
+    until(lambda: job.said)
+    lost._handler._stop_heartbeats()
+    job.lost_nodes.add(1)
+    began_s = time.monotonic()
+    assert job.meet(here) == [0]
+    coming.result(PATIENCE_S)
+    assert spare.number == 1
+    assert time.monotonic() < began_s + 30
+
+
+def test_a_member_that_comes_again_keeps_its_place_though_its_keeper_is_gone(
+    new_job: Callable[..., Job],
+) -> None:
+    """It has left the rendezvous of the last start by itself, so it is alive."""
+    job = new_job()
+    here, there = job.launcher("127.0.0.2"), job.launcher(LOST)
+    assert job.meet(here, there) == [0, 1]
+    job.lost_nodes.add(1)
+    other = job.goes(there)
+    time.sleep(3 * membership.LOOK_S)
+    assert job.meet(here) == [0]
+    other.result(PATIENCE_S)
+    assert there.number == 1
+
+
+def test_a_free_place_of_an_elastic_job_is_taken_at_once(new_job: Callable[..., Job]) -> None:
+    """By the first launcher that comes; another one is a spare."""
+    job = new_job()
+    here = job.launcher("127.0.0.2", nodes="1:2")
+    assert job.meet(here) == [0]
+    coming = job.goes(second := job.launcher("127.0.0.1", nodes="1:2"))
+    until(lambda: here._handler.num_nodes_waiting())
+    assert job.meet(here) == [0]
+    coming.result(PATIENCE_S)
+    assert second.number == 1
+    third = job.goes(job.launcher(LOST, nodes="1:2"))
+    until(lambda: job.said)
+    assert not third.done()
+
+
+def test_a_spare_ends_with_the_job_and_does_not_end_it(new_job: Callable[..., Job]) -> None:
+    """Neither as an error of its own."""
+    job = new_job()
+    here, there = job.launcher("127.0.0.2"), job.launcher(LOST)
+    job.meet(here, there)
+    spare = job.launcher("127.0.0.1")
+    coming = job.goes(spare)
+    until(lambda: job.said)
+    assert not spare.shutdown()
+    assert not here._handler.is_closed()
+    here.shutdown()
+    with pytest.raises(NotNeeded, match="0"):
+        coming.result(PATIENCE_S)
+    assert "was not needed" in job.said[-1]
+
+
+def test_the_fifth_of_a_first_start_is_a_spare(new_job: Callable[..., Job]) -> None:
+    """It has waited with the others, who were sooner."""
+    job = new_job()
+    three = [job.launcher(f"127.0.0.{n}") for n in (1, 2, 3)]
+    coming = [job.goes(one) for one in three]
+    until(lambda: sum(one.done() for one in coming) == 2 and job.said)
+    assert sorted(one.number is None for one in three) == [False, False, True]
