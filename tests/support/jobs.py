@@ -43,8 +43,9 @@ class FakeJob:
     """The same of the time until durable."""
     durable_of: Callable[[WriteWay], float] | None = None
     """The same by the way of writing, which checkpoints may take in turn."""
-    exchange_of: Callable[[CheckpointPlan], tuple[float, float]] | None = None
-    """(seconds from the snapshot until other nodes hold it, seconds that its bytes moved)."""
+    exchange_of: Callable[[CheckpointPlan], tuple[float, float] | None] | None = None
+    """(seconds from the snapshot until other nodes hold it, seconds that its bytes moved); None: it
+    does not end."""
     host_of: Callable[[CheckpointPlan], tuple[bool, int]] | None = None
     """(whether every other save lacks a slot, bytes that the host has left)."""
     now_s: float = 0.0
@@ -122,8 +123,9 @@ class FakeJob:
                 boundary_stall_s=stall_s / 2, fence_stall_s=stall_s / 2, copy_s=stall_s,
             ),
         )  # fmt: skip
-        if self.exchange_of is not None:
-            send_s, moving_s = self.exchange_of(plan)
+        exchange = self.exchange_of(plan) if self.exchange_of is not None else None
+        if exchange is not None:
+            send_s, moving_s = exchange
             self._tell(
                 controller,
                 GenerationReplicated(

@@ -83,7 +83,7 @@ def choose_redundancy(
     if obstacle:
         return _without(profile, wish, obstacle)
     wanted = list(candidates(wish, profile.failures.nodes))
-    room = _room(profile, goal, slots)
+    room = memory_room(profile, goal, slots)
     fitting = [one for one in wanted if held_bytes(profile, one) <= room[0]]
     if not fitting and (wish.floor or wish.scheme):
         raise ConfigError(_too_little(profile, wish, wanted, room))
@@ -118,6 +118,12 @@ def held_bytes(profile: Profile, redundancy: Redundancy) -> int:
     """Host memory of a node for replicas or parity of other nodes, both generations."""
     size = slot_bytes(profile) * ranks_per_node(profile)
     return math.ceil(GENERATIONS * redundancy.memory_share * size)
+
+
+def memory_room(profile: Profile, goal: Goal, slots: SlotChoice) -> tuple[int, str]:
+    """Host memory of a node beside its own slots, and what limits it."""
+    room, name = host_room_bytes(profile, goal)
+    return room - slots.slots * slot_bytes(profile) * ranks_per_node(profile), name
 
 
 # --- parts ----------------------------------------------------------------------------------------
@@ -163,12 +169,6 @@ def _schemes(wish: RedundancyWish, nodes: int) -> Iterator[Redundancy]:
         for parity in (wish.parity,) if wish.parity else PARITY:
             for size in (s for s in sizes if s > parity):
                 yield Redundancy(scheme="rs", set_size=size, parity=parity, floor=wish.floor)
-
-
-def _room(profile: Profile, goal: Goal, slots: SlotChoice) -> tuple[int, str]:
-    """Host memory of a node beside its own slots, and what limits it."""
-    room, name = host_room_bytes(profile, goal)
-    return room - slots.slots * slot_bytes(profile) * ranks_per_node(profile), name
 
 
 def _on_best_path(

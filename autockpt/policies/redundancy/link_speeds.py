@@ -1,19 +1,21 @@
 """Copies to other nodes over a link that is slower or faster than it was when it was profiled.
 
-A run observes how fast its copies move, but it has no profile.  So the rate of the plan's scheme at
-each speed is computed in advance: a run may change it while it trains.  The next start may change
-the scheme itself.
+A run observes how fast its copies move, but it has no profile.  So the rate and the cost of each
+scheme at each speed are computed in advance.  While it trains, a run compares them under its own
+costs and failures.
 """
 
+import contextlib
 from dataclasses import dataclass, replace
 
 from autockpt.policies.cost_model.costs import PeerCosts
-from autockpt.policies.decide import decide
+from autockpt.policies.redundancy.choose import candidates, held_bytes, memory_room
 from autockpt.policies.redundancy.peer_costs import LINKS, limited, peer_costs, way_of
+from autockpt.policies.staging.slots import choose_slots
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
 from autockpt.values.profile import LinkMeasure, Profile
-from autockpt.values.redundancy import Redundancy
+from autockpt.values.redundancy import GENERATIONS, Redundancy, is_placed_alike
 
 SPEEDS = tuple(2.0**n for n in range(-2, 8))
 """Times as slow as profiled."""
@@ -21,7 +23,7 @@ SPEEDS = tuple(2.0**n for n in range(-2, 8))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeAtSpeed:
-    """The exchange of the plan's scheme over a link of one speed."""
+    """The exchange of a scheme over a link of one speed."""
 
     slower: float
     """Times as slow as profiled."""
@@ -29,6 +31,22 @@ class ExchangeAtSpeed:
     """Most that a node sends; 0: no limit."""
     peers: PeerCosts
     """Costs at that rate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemeBySpeed:
+    """A scheme, and its exchange over links of each speed."""
+
+    redundancy: Redundancy
+    """Its rate is that of the table."""
+    held_bytes: int
+    """Host memory of a node for copies and parity of others, both generations."""
+    table: tuple[ExchangeAtSpeed, ...]
+
+    @property
+    def arriving_bytes(self) -> int:
+        """The same of the generation that is arriving."""
+        return self.held_bytes // GENERATIONS
 
 
 def exchanges_by_speed(
@@ -63,17 +81,32 @@ def profiled_s_per_gb(profile: Profile, redundancy: Redundancy) -> float:
     return 1e9 / link.bytes_per_s
 
 
-def scheme_at(profile: Profile, goal: Goal, slower: float) -> Redundancy | None:
-    """The redundancy of a plan for a link of this speed; None: the limits leave none.
+def schemes_by_speed(
+    profile: Profile, goal: Goal, redundancy: Redundancy
+) -> tuple[SchemeBySpeed, ...]:
+    """The plan's scheme, and each other one that goal and memory allow, on the same path.
 
-    It has one copy or parity at least: without any, no run would see that the link is fast again.
+    A scheme without any copies is none of them: no run would see that the link is fast again.
+    Empty as `exchanges_by_speed`.
     """
-    wish = replace(goal.redundancy, floor=max(1, goal.redundancy.floor))
-    try:
-        plan = decide(_slowed(profile, slower), replace(goal, redundancy=wish)).plan
-    except ConfigError:
-        return None
-    return replace(plan.redundancy, floor=goal.redundancy.floor)
+    if not profiled_s_per_gb(profile, redundancy):
+        return ()
+    found = [redundancy]
+    with contextlib.suppress(ConfigError):  # these nodes cannot have what is asked for
+        room = memory_room(profile, goal, choose_slots(profile, goal))[0]
+        for one in candidates(goal.redundancy, profile.failures.nodes):
+            same_path = redundancy.path == "host" or one.scheme == "replicas"
+            fits = same_path and held_bytes(profile, one) <= room
+            if fits and not is_placed_alike(one, redundancy):
+                found.append(replace(one, path=redundancy.path, schedule=redundancy.schedule))
+    return tuple(
+        SchemeBySpeed(
+            redundancy=one,
+            held_bytes=held_bytes(profile, one),
+            table=exchanges_by_speed(profile, goal, one),
+        )
+        for one in found
+    )
 
 
 def _slowed(profile: Profile, times: float) -> Profile:

@@ -13,9 +13,10 @@ from autockpt import new_files
 from autockpt.policies.codec_speeds import CodecAtSpeed, codecs_by_speed
 from autockpt.policies.cost_model.costs import Costs, profile_costs
 from autockpt.policies.redundancy.link_speeds import (
+    SchemeBySpeed,
     exchanges_by_speed,
     profiled_s_per_gb,
-    scheme_at,
+    schemes_by_speed,
 )
 from autockpt.policies.redundancy.peer_costs import peer_costs
 from autockpt.policies.staging.shares import as_stored
@@ -26,9 +27,8 @@ from autockpt.profiling.facts.failure_history import FailureEvidence, failure_ev
 from autockpt.run_directory import RunDirectory
 from autockpt.tuner.online.controller import Controller, begin, go_on
 from autockpt.tuner.online.controller_state import Memory
-from autockpt.tuner.online.observed import KNOWN
 from autockpt.tuner.online.proposals import PlanProposal
-from autockpt.tuner.online.watches.exchange import ExchangeWatch, entry_beyond, nearest
+from autockpt.tuner.online.watches.exchange import ExchangeWatch
 from autockpt.values.errors import AutockptError
 from autockpt.values.failure import without_progress
 from autockpt.values.goal import Goal
@@ -77,6 +77,7 @@ def decide_start(
     codecs: tuple[CodecAtSpeed, ...] = ()
     ways: tuple[WriteWay, ...] = ()
     exchange = ExchangeWatch()
+    schemes: tuple[SchemeBySpeed, ...] = ()
     if profile is not None:
         codecs, ways = codecs_by_speed(profile, goal), best_ways(profile, goal.pins)
         measured = as_stored(with_evidence(profile, known), goal)
@@ -88,34 +89,18 @@ def decide_start(
             table=exchanges_by_speed(profile, goal, plan.redundancy),
             profiled_s_per_gb=profiled_s_per_gb(profile, plan.redundancy),
         )
+        schemes = schemes_by_speed(profile, goal, plan.redundancy)
     memory = begin(
         plan=plan, failures=rates, recovery=recovery, prior=prior,
-        codecs=codecs, ways=ways, exchange=exchange, barren=without_progress(known.lives),
+        codecs=codecs, ways=ways, exchange=exchange, schemes=schemes,
+        barren=without_progress(known.lives),
     )  # fmt: skip
     former = read_memory(run)
     if former is not None:
         memory = go_on(former, memory)
-        if profile is not None:
-            _fit_redundancy(memory, profile, goal)
     controller = Controller(copy.deepcopy(memory), goal=goal)
     proposal = controller.start()
     return Start(memory=memory, proposal=proposal, applies=controller.mode == "on")
-
-
-def _fit_redundancy(memory: Memory, profile: Profile, goal: Goal) -> None:
-    """Choose the redundancy anew where the link is not as fast as its scheme was chosen for."""
-    watch, link = memory.exchange, memory.seen.link
-    at = entry_beyond(watch, link, watch.scheme_slower) if link.n >= KNOWN else None
-    best = scheme_at(profile, goal, at.slower) if at is not None else None
-    if at is None or best is None or at.slower == watch.scheme_slower:
-        return
-    table = exchanges_by_speed(profile, goal, best)
-    memory.exchange = replace(
-        watch, table=table, best=best, slower=at.slower, scheme_slower=at.slower
-    )
-    if memory.seen.prior is not None and table:
-        peers = nearest(memory.exchange, at.slower).peers
-        memory.seen.prior = replace(memory.seen.prior, peers=peers)
 
 
 def undecided(plan: CheckpointPlan, *, nodes: int) -> Start:

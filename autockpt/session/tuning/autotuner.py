@@ -31,6 +31,7 @@ from autockpt.session.tuning.recorder import Recorder
 from autockpt.tuner.online.controller import Controller
 from autockpt.tuner.online.proposals import PlanProposal, digest_of, intervals_of
 from autockpt.tuner.online.recording import RecordedController
+from autockpt.tuner.online.watches.scheme_change import LINK_SLOWER
 from autockpt.values import telemetry as t
 from autockpt.values.plan import CheckpointPlan, Choice, Decision
 from autockpt.values.redundancy import said
@@ -457,8 +458,8 @@ def _renumbered(choice: Choice, offer: PlanProposal) -> Choice:
 
 
 def _repaced(choice: Choice, offer: PlanProposal) -> Choice:
-    """The redundancy after a change of its rate, or of its scheme at a start."""
-    if "link_s_per_gb" not in offer.numbers:
+    """The redundancy after a change of its rate, or of its scheme."""
+    if LINK_SLOWER not in offer.numbers:
         return choice
     now = offer.plan.redundancy
     scheme, path, same = said(now), f"{now.path} to {now.path}", offer.kind == "redundancy"

@@ -20,6 +20,7 @@ from autockpt.policies.cost_model.sensitivity import even_failures
 from autockpt.policies.cost_model.waste import gain
 from autockpt.policies.interval.choose import Intervals
 from autockpt.policies.interval.short_lives import SURE, within_lives
+from autockpt.policies.redundancy.link_speeds import ExchangeAtSpeed, SchemeBySpeed
 from autockpt.tuner.online import backoff, rollback_check
 from autockpt.tuner.online.controller_state import Change, Memory
 from autockpt.tuner.online.estimates import WINDOW, Window
@@ -38,24 +39,30 @@ from autockpt.tuner.online.proposals import (
 )
 from autockpt.tuner.online.settings import ControllerSettings
 from autockpt.tuner.online.turns.decisions import TURNED, next_turn, note_cost, note_switch
-from autockpt.tuner.online.watches import codec, codec_speed, exchange, slots
+from autockpt.tuner.online.watches import codec, codec_speed, exchange, scheme, scheme_change, slots
 from autockpt.tuner.online.watches.codec_speed import CodecWatch
 from autockpt.tuner.online.watches.exchange import ExchangeWatch, meant_for
+from autockpt.tuner.online.watches.scheme import SchemeWatch
+from autockpt.tuner.online.watches.scheme_change import LINK_SLOWER, SchemeChange
 from autockpt.values.errors import ConfigError
 from autockpt.values.failure import Life
 from autockpt.values.goal import Goal
 from autockpt.values.plan import CheckpointPlan, Expected, WriteWay
 from autockpt.values.profile import FailureRates, RecoveryTimes
-from autockpt.values.telemetry import Event, PlanChanged, PlanChangeWithheld
+from autockpt.values.redundancy import is_placed_alike
+from autockpt.values.telemetry import (
+    Event,
+    GenerationReplicated,
+    PlanChanged,
+    PlanChangeWithheld,
+)
 from autockpt.values.units import format_duration, format_fraction
 
 BY_SPEED = "by_speed"
 """Number of a proposal that changes the codec because of the storage's speed."""
 FELL = 3
 """Checkpoints that show how far a time until durable has fallen."""
-LINK_SLOWER = "link_times_slower"
-"""Number of a proposal that changes the rate of copies: the speed that it is meant for."""
-UNSETTLED = ("back-off", "hurry", "calm", "codec", "redundancy", "slots")
+UNSETTLED = ("back-off", "hurry", "calm", "codec", "redundancy", "scheme", "slots")
 """Changes that leave a jump of a cost to be answered."""
 OFFERS = 8
 """Proposals that may still be applied: the first one since the last change, and the newest."""
@@ -70,6 +77,7 @@ def begin(
     codecs: tuple[CodecAtSpeed, ...] = (),
     ways: tuple[WriteWay, ...] = (),
     exchange: ExchangeWatch | None = None,
+    schemes: tuple[SchemeBySpeed, ...] = (),
     barren: tuple[Life, ...] = (),
 ) -> Memory:
     """A memory that has seen nothing; `prior`: costs from a profile, None without one.
@@ -77,15 +85,19 @@ def begin(
     `codecs`: what to encode with on storage of other speeds than the profile's, without a codec.
     `ways`: of writing, the best of their kinds by the profile.
     `exchange`: of copies to other nodes, by the speed of the link; None: there are none.
+    `schemes`: of these copies, with the one of the plan first.
     `barren`: the newest lives of which nothing was kept.
     """
     profiled_s = prior.persist_s if prior is not None else 0.0
+    link = meant_for(exchange or ExchangeWatch(), plan.redundancy)
     return Memory(
         plan=plan,
         seen=Observed(failures=failures, recovery=recovery, prior=prior),
         codec=CodecWatch(table=codecs, profiled_s=profiled_s),
         ways=ways,
-        exchange=meant_for(exchange or ExchangeWatch(), plan.redundancy),
+        exchange=link,
+        # Where the rate is not for the link as profiled, the scheme may not be for it either.
+        scheme=SchemeWatch(schemes=schemes, slower=1.0 if link.slower == 1.0 else 0.0),
         barren=barren,
     )
 
@@ -100,8 +112,9 @@ def go_on(former: Memory, new: Memory) -> Memory:
     was, now = former.plan, new.plan
     if was.staging != now.staging or was.tier("disk").codec != now.tier("disk").codec:
         new.seen.link = former.seen.link
-        return replace(new, exchange=_exchange_goes_on(former, new))
-    seen, watch = former.seen, _exchange_goes_on(former, new)
+        watch, other = _exchange_goes_on(former, new)
+        return replace(new, exchange=watch, scheme=other)
+    seen, (watch, other) = former.seen, _exchange_goes_on(former, new)
     seen.failures, seen.recovery, seen.prior = new.seen.failures, new.seen.recovery, new.seen.prior
     seen.next_process()
     return replace(
@@ -111,23 +124,26 @@ def go_on(former: Memory, new: Memory) -> Memory:
         patience=former.patience,
         codec=replace(former.codec, table=new.codec.table, profiled_s=new.codec.profiled_s),
         exchange=watch,
+        scheme=other,
         compared=former.compared,
         trial=former.trial,
     )
 
 
-def _exchange_goes_on(former: Memory, new: Memory) -> ExchangeWatch:
+def _exchange_goes_on(former: Memory, new: Memory) -> tuple[ExchangeWatch, SchemeWatch]:
     """The link as the process before saw it; samples of another scheme tell its speed alone."""
-    watch, seen = new.exchange, former.seen
+    watch, other, seen = new.exchange, new.scheme, former.seen
     if former.plan.redundancy != new.plan.redundancy:
         seen.send = Window(rare=True)
-        return watch
+        return watch, other
     found = next((at for at in watch.table if at.slower == former.exchange.slower), None)
     if found is None:
-        return watch
+        return watch, other
     if new.seen.prior is not None:
         new.seen.prior = replace(new.seen.prior, peers=found.peers)
-    return replace(watch, slower=found.slower, scheme_slower=former.exchange.scheme_slower)
+    was = former.scheme
+    other = replace(other, slower=was.slower, barred=was.barred)
+    return replace(watch, slower=found.slower), other
 
 
 class Controller:
@@ -168,6 +184,8 @@ class Controller:
         sealed = self.seen.sealed
         self.seen.observe(event)
         self._outlook = None
+        if isinstance(event, GenerationReplicated):
+            self._note_exchange()
         self.memory.slots = slots.noted(self.memory.slots, event)
         if isinstance(event, PlanChanged) and event.plan_version > self.plan.version:
             self._applied(event)
@@ -238,6 +256,8 @@ class Controller:
             self._repaced(offered)
         elif offered.kind == "slots":
             memory.slots = slots.changed(memory.slots)
+        if not is_placed_alike(self.plan.redundancy, offered.plan.redundancy):
+            self._note_scheme(offered, event.at_s)
         memory.plan, memory.offers = offered.plan, ()
         self._dwell(event, settled=offered.kind not in UNSETTLED)
 
@@ -263,8 +283,33 @@ class Controller:
         The time of an exchange follows from the observed speed, so intervals follow at once.
         Observed times replace it.
         """
+        at = exchange.nearest(self.memory.exchange, offered.numbers[LINK_SLOWER])
+        self._exchanges_as(at)
+
+    def _note_exchange(self) -> None:
+        memory = self.memory
+        memory.scheme = scheme.exchanged(memory.scheme, self.seen.send.samples[-1])
+        if memory.scheme.schemes and self.mode == "on" and self._ready():
+            scheme_change.note_exchange(memory, self.outlook, self.settings)
+
+    def _note_scheme(self, offered: PlanProposal, at_s: float) -> None:
+        """The same after a change of the scheme, which is watched from now on."""
+        memory, now, send = self.memory, offered.plan.redundancy, self.seen.send
+        watch, found = memory.scheme, memory.scheme.of(now)
+        slower = offered.numbers.get(LINK_SLOWER, watch.slower or memory.exchange.slower)
+        memory.scheme = scheme.changed(
+            watch, self.plan.redundancy, now, slower=slower, at_s=at_s, sealed=self.seen.sealed,
+            sent_s=send.mean if send.n >= KNOWN else 0.0,
+        )  # fmt: skip
+        at = scheme.at_speed(found, slower) if found is not None else None
+        if found is None or at is None:  # decided elsewhere: its exchanges will tell
+            memory.exchange, self.seen.send = ExchangeWatch(), Window(rare=True)
+            return
+        memory.exchange = replace(memory.exchange, table=found.table)
+        self._exchanges_as(at)
+
+    def _exchanges_as(self, at: ExchangeAtSpeed) -> None:
         memory, seen = self.memory, self.seen
-        at = exchange.nearest(memory.exchange, offered.numbers[LINK_SLOWER])
         memory.exchange = replace(memory.exchange, slower=at.slower)
         if seen.prior is not None:
             seen.prior = replace(seen.prior, peers=at.peers)
@@ -321,18 +366,17 @@ class Controller:
         return found
 
     def _other_scheme(self, found: PlanProposal | None) -> PlanProposal | None:
-        """With the redundancy for the link as it was seen; a start alone may change the scheme."""
-        watch, link = self.memory.exchange, self.seen.link
-        if watch.best is None or watch.best == self.plan.redundancy or link.n < KNOWN:
+        """With the redundancy for the link, the failures and the costs as they were seen."""
+        if not self.memory.scheme.schemes or not self.seen.costed:
             return found
-        why = exchange.scheme_sentence(watch, self.plan, link)
-        numbers = {"link_s_per_gb": link.mean}
+        other = scheme_change.at_start(self.memory, self.outlook, self.settings)
+        if other is None:
+            return found
         if found is None:
-            plan = replace(self.plan, version=self.plan.version + 1, redundancy=watch.best)
-            return self._unmoved(plan, "start", f"decided at the start: {why}", numbers)
-        plan = replace(found.plan, redundancy=watch.best)
-        reason = f"{found.reason}; {why}"
-        return replace(found, plan=plan, reason=reason, numbers={**found.numbers, **numbers})
+            return self._reschemed(other, "start", "decided at the start")
+        plan = replace(found.plan, redundancy=other.redundancy)
+        reason, numbers = f"{found.reason}; {other.why}", {**found.numbers, **other.numbers}
+        return replace(found, plan=plan, reason=reason, numbers=numbers)
 
     def _decided_anew(self) -> PlanProposal | None:
         """By the waste, where the costs are known."""
@@ -376,6 +420,7 @@ class Controller:
             self._first(step)
             or self._rollback(now_s, step)
             or self._codec(step)
+            or self._scheme(now_s, step)
             or self._redundancy(step)
             or self._slots(step)
             or self._turn(step)
@@ -459,8 +504,7 @@ class Controller:
     def _redundancy(self, step: int) -> PlanProposal | None:
         """Copies leave more slowly over a link that became slow, and faster once it is fast."""
         watch, link = self.memory.exchange, self.seen.link
-        least = FELL if link.fell else self.settings.jump_checkpoints
-        if self.mode != "on" or link.n < least or link.doubtful:
+        if self.mode != "on" or not scheme_change.link_is_clear(self.memory, self.settings):
             return None
         at = exchange.moved_off(watch, link)
         if at is None or at.rate_bytes_per_s == self.plan.redundancy.rate_bytes_per_s:
@@ -469,6 +513,20 @@ class Controller:
         numbers = {"link_s_per_gb": link.mean, LINK_SLOWER: at.slower}
         numbers |= {"rate_bytes_per_s": at.rate_bytes_per_s}
         return self._unmoved(exchange.paced(self.plan, at), "redundancy", why, numbers)
+
+    def _scheme(self, now_s: float, step: int) -> PlanProposal | None:
+        """Another scheme of copies where link or host changed, and back where it is worse."""
+        if self.mode != "on" or not self.memory.scheme.schemes:
+            return None
+        other = scheme_change.due(
+            self.memory, self.outlook, self.settings, now_s=now_s, dwell_s=self._dwell_s()
+        )
+        return None if other is None else self._reschemed(other, "scheme", f"step {step}")
+
+    def _reschemed(self, other: SchemeChange, kind: Kind, when: str) -> PlanProposal:
+        version = self.plan.version + 1
+        plan = replace(self.plan, version=version, redundancy=other.redundancy)
+        return self._unmoved(plan, kind, f"{when}: {other.why}", other.numbers)
 
     def _slots(self, step: int) -> PlanProposal | None:
         """One slot more where saves lack one."""
@@ -585,15 +643,20 @@ class Controller:
         if self.seen.jumped and self.seen.known(settings.jump_checkpoints, falls=falls):
             return True
         since_s = memory.dwell_from_s if memory.dwell_from_s is not None else self.seen.first_s
+        long_enough = since_s is not None and now_s - since_s >= self._dwell_s()
+        enough = self.seen.sealed - memory.dwell_from_sealed >= settings.dwell_checkpoints
+        return long_enough and enough and self.seen.known(settings.jump_checkpoints)
+
+    def _dwell_s(self) -> float:
+        """Least time between changes."""
+        settings, patience = self.settings, self.memory.patience
         dwell_s = settings.dwell_s
         if settings.run_s is not None:
             dwell_s = min(dwell_s, settings.dwell_fraction * settings.run_s)
         failures_per_s = self.outlook.rates.total_per_s
-        if failures_per_s > 0 and memory.patience == 1.0:  # no change was undone
+        if failures_per_s > 0 and patience == 1.0:  # no change was undone
             dwell_s = min(dwell_s, settings.dwell_mtbf / failures_per_s)
-        long_enough = since_s is not None and now_s - since_s >= dwell_s * memory.patience
-        enough = self.seen.sealed - memory.dwell_from_sealed >= settings.dwell_checkpoints
-        return long_enough and enough and self.seen.known(settings.jump_checkpoints)
+        return dwell_s * patience
 
     # --- proposals
 

@@ -12,6 +12,7 @@ from autockpt.tuner.online.turns.compare import Compared
 from autockpt.tuner.online.watches.codec import CodecTrial
 from autockpt.tuner.online.watches.codec_speed import CodecWatch
 from autockpt.tuner.online.watches.exchange import ExchangeWatch
+from autockpt.tuner.online.watches.scheme import SchemeWatch
 from autockpt.tuner.online.watches.slots import SlotWatch
 from autockpt.values.failure import Life
 from autockpt.values.plan import CheckpointPlan, WriteWay
@@ -64,5 +65,7 @@ class Memory:
     """Saves that lacked a slot, and the host's memory."""
     exchange: ExchangeWatch = field(default_factory=ExchangeWatch)
     """The speed of the link that copies to other nodes are meant for."""
+    scheme: SchemeWatch = field(default_factory=SchemeWatch)
+    """The scheme of these copies, and its alternatives."""
     barren: tuple[Life, ...] = ()
     """The newest lives of the run, in a row, of which nothing was kept."""

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from autockpt.policies.cost_model.costs import Costs
+from autockpt.policies.cost_model.costs import Costs, PeerCosts
 from autockpt.policies.cost_model.expectation import promise, split_rates
 from autockpt.policies.cost_model.inputs import inputs_of
 from autockpt.policies.cost_model.waste import WasteParts
@@ -111,6 +111,17 @@ class Outlook:
             slots=self.plan.slots,
             sync=self.sync,
         )
+
+    def waste_with(self, peers: PeerCosts) -> WasteParts | None:
+        """Of the best intervals with this exchange; None: the limits leave none."""
+        costs = replace(self.costs, peers=peers)
+        try:
+            return choose_intervals(
+                costs, self.rates, self.goal, memory_on=self.memory_on, slots=self.plan.slots,
+                sync=self.sync,
+            ).waste  # fmt: skip
+        except ConfigError:
+            return None
 
     def promised(self, pair: tuple[int, int]) -> Expected:
         """Return the promise of these intervals."""

@@ -22,6 +22,7 @@ Kind = Literal[
     "compare",
     "codec",
     "redundancy",
+    "scheme",
     "slots",
     "foreign",
 ]

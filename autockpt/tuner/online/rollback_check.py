@@ -11,10 +11,11 @@ from autockpt.values.units import format_fraction
 
 def regret(change: Change, outlook: Outlook, settings: ControllerSettings) -> str:
     """Why to go back."""
-    return _slower(change, outlook, settings) or _worse(change, outlook, settings)
+    return slower(change, outlook, settings) or _worse(change, outlook, settings)
 
 
-def _slower(change: Change, outlook: Outlook, settings: ControllerSettings) -> str:
+def slower(change: Change, outlook: Outlook, settings: ControllerSettings) -> str:
+    """Why to go back, by the iterations alone."""
     pace = outlook.seen.pace
     if not change.pace_s or pace.n < 2:
         return ""

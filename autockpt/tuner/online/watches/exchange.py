@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from autockpt.policies.redundancy.link_speeds import ExchangeAtSpeed
 from autockpt.tuner.online.estimates import Window
 from autockpt.values.plan import CheckpointPlan
-from autockpt.values.redundancy import Redundancy, said
+from autockpt.values.redundancy import Redundancy
 from autockpt.values.units import format_rate
 
 BAND = 1.6
@@ -34,17 +34,10 @@ class ExchangeWatch:
     """Of the link, as profiled."""
     slower: float = 1.0
     """Times as slow as profiled that the link is, by the rate in force."""
-    scheme_slower: float = 1.0
-    """The same by its scheme, which only a start changes; 0: not known."""
-    best: Redundancy | None = None
-    """The scheme for the link as the process before saw it; None: the one of the plan."""
 
 
 def meant_for(watch: ExchangeWatch, redundancy: Redundancy) -> ExchangeWatch:
-    """The watch of a run that begins with this rate, where no process tells what it was meant for.
-
-    Where that is not the link as profiled, the scheme may have been chosen for another link too.
-    """
+    """The watch of a run that begins with this rate; no process tells what it was meant for."""
     if not watch.table:
         return watch
 
@@ -52,8 +45,7 @@ def meant_for(watch: ExchangeWatch, redundancy: Redundancy) -> ExchangeWatch:
         rates = [r or UNLIMITED for r in (at.rate_bytes_per_s, redundancy.rate_bytes_per_s)]
         return abs(math.log(rates[0] / rates[1])), abs(math.log(at.slower))
 
-    slower = min(watch.table, key=distance).slower
-    return replace(watch, slower=slower, scheme_slower=1.0 if slower == 1.0 else 0.0)
+    return replace(watch, slower=min(watch.table, key=distance).slower)
 
 
 def moved_off(watch: ExchangeWatch, link: Window) -> ExchangeAtSpeed | None:
@@ -97,13 +89,11 @@ def sentence(watch: ExchangeWatch, plan: CheckpointPlan, at: ExchangeAtSpeed, li
     )
 
 
-def scheme_sentence(watch: ExchangeWatch, plan: CheckpointPlan, link: Window) -> str:
-    """Why a start takes another scheme."""
-    assert watch.best is not None
+def moving(link: Window, profiled_s_per_gb: float) -> str:
+    """The speed of the link as it was seen, in words."""
     return (
-        f"copies to other nodes moved at {format_rate(1e9 / link.mean)} before, and "
-        f"{format_rate(1e9 / watch.profiled_s_per_gb)} was profiled: {said(plan.redundancy)} -> "
-        f"{said(watch.best)}"
+        f"copies to other nodes move at {format_rate(1e9 / link.mean)} (mean of {link.n}), and "
+        f"{format_rate(1e9 / profiled_s_per_gb)} was profiled"
     )
 
 

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from autockpt.policies.codec_speeds import CodecAtSpeed
-from autockpt.policies.redundancy.link_speeds import exchanges_by_speed, profiled_s_per_gb
+from autockpt.policies.redundancy.link_speeds import profiled_s_per_gb, schemes_by_speed
 from autockpt.tuner.online.controller import Controller, begin
 from autockpt.tuner.online.proposals import intervals_of
 from autockpt.tuner.online.watches.exchange import ExchangeWatch
 from autockpt.values.goal import FailureDeclaration, Goal
 from autockpt.values.plan import CheckpointPlan
-from autockpt.values.redundancy import Redundancy
+from autockpt.values.profile import Estimate
+from autockpt.values.redundancy import Redundancy, said
 from autockpt.values.telemetry import PlanChanged
 from autockpt.values.units import format_rate
 from tests.support.jobs import FakeJob
@@ -27,8 +28,13 @@ PERSIST_S = 30.0
 MOST_CHANGES = 2
 ZSTD = {"parameters": "zstd", "moments": "zstd"}
 TABLE = tuple(CodecAtSpeed(slower=2.0**n, codec=ZSTD, factor=0.6) for n in range(1, 6))
-COPIES = Redundancy(scheme="replicas", copies=2, placement="group")
+COPIES = Redundancy(scheme="replicas", copies=3, placement="mixed")
+TOGETHER = (5.0, 4.0, 0.3, 0.3)
+"""Nodes are often lost in pairs,"""
+FROM_DISK_S = 600.0
+"""and a restore from disk takes long: a third copy pays while the link is fast."""
 GB = 10**9
+NODE_GB = 0.72
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +71,7 @@ DECISIONS: dict[str, Callable[[CheckpointPlan], object]] = {
     "codec": lambda now: ", ".join(sorted(set(now.tier("disk").codec.values()))) or "none",
     "staging": lambda now: now.staging.schedule,
     "way of writing": lambda now: str(now.staging.write_way),
+    "scheme of copies": lambda now: said(now.redundancy),
     "rate of copies": lambda now: format_rate(now.redundancy.rate_bytes_per_s),
     "slots": lambda now: now.slots,
 }
@@ -94,8 +101,10 @@ class Phase:
 def played(hours: float = 5.0, seed: int = 2) -> Iterator[Phase]:
     """Each phase, so long."""
     world = World()
-    profile = cluster(slowdown=0.2)
-    table = exchanges_by_speed(profile, Goal(), COPIES)
+    profile = cluster(slowdown=0.2, host=5e8)
+    profile = replace(profile, failures=replace(profile.failures, together=TOGETHER))
+    schemes = schemes_by_speed(profile, Goal(), COPIES)
+    table = schemes[0].table
     at = next(one for one in table if one.slower == 1.0)
     watch = ExchangeWatch(table=table, profiled_s_per_gb=profiled_s_per_gb(profile, COPIES))
 
@@ -104,14 +113,20 @@ def played(hours: float = 5.0, seed: int = 2) -> Iterator[Phase]:
         return PERSIST_S * (max(0.6 * world.storage, 1.3) if encoded else world.storage)
 
     def exchange_s(now: CheckpointPlan) -> tuple[float, float]:
+        sent_gb = NODE_GB * now.redundancy.sent_share
         moving_s = world.link * watch.profiled_s_per_gb
-        return max(moving_s, GB / now.redundancy.rate_bytes_per_s), moving_s
+        return max(sent_gb * moving_s, sent_gb * GB / now.redundancy.rate_bytes_per_s), moving_s
 
     memory = begin(
         plan=replace(plan(), redundancy=replace(COPIES, rate_bytes_per_s=at.rate_bytes_per_s),
                      slots=2),
-        failures=example_failures(mtbf_s=2 * HOUR), recovery=example_recovery(),
-        prior=replace(costs(persist_s=PERSIST_S), peers=at.peers), codecs=TABLE, exchange=watch,
+        failures=example_failures(mtbf_s=2 * HOUR),
+        recovery=replace(
+            example_recovery(),
+            restore_disk=Estimate(value_s=FROM_DISK_S, source="measured", n=3),
+        ),
+        prior=replace(costs(persist_s=PERSIST_S, restore_disk_s=FROM_DISK_S), peers=at.peers),
+        codecs=TABLE, exchange=watch, schemes=schemes,
     )  # fmt: skip
     goal = Goal(failures=FailureDeclaration(mtbf_s=2 * HOUR))
     controller = Controller(memory, goal=goal)

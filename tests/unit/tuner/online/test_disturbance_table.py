@@ -6,13 +6,13 @@ from tests.unit.tuner.online.disturbances import DECISIONS, MOST_CHANGES, played
 
 PAGE = Path(__file__).parents[4] / "docs" / "concepts" / "policy.md"
 MOVES = {
-    "storage 4 times slower": "codec",
-    "storage as before": "codec",
-    "a co-runner comes": "intervals",
-    "the co-runner goes": "intervals",
-    "link half as fast": "rate of copies",
-    "link as before": "rate of copies",
-    "saves lack a slot": "slots",
+    "storage 4 times slower": ("codec",),
+    "storage as before": ("codec",),
+    "a co-runner comes": ("intervals",),
+    "the co-runner goes": ("intervals",),
+    "link half as fast": ("rate of copies", "scheme of copies"),
+    "link as before": ("rate of copies", "scheme of copies"),
+    "saves lack a slot": ("slots",),
 }
 
 
@@ -24,7 +24,7 @@ def test_each_decision_moves_where_it_should_and_undoes_nothing() -> None:
             changes = phase.changes(decision)
             assert len(changes) <= MOST_CHANGES, (phase.name, decision, changes)
             assert value_of(phase.plans[0]) not in changes, (phase.name, decision, changes)
-        if (expected := MOVES.get(phase.name)) is not None:
+        for expected in MOVES.get(phase.name, ()):
             assert phase.changes(expected), (phase.name, expected)
             assert phase.first_s is not None
             # Within eight checkpoints of the interval at its end.

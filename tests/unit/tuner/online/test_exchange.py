@@ -6,7 +6,6 @@ from dataclasses import replace
 from autockpt.policies.redundancy.link_speeds import (
     exchanges_by_speed,
     profiled_s_per_gb,
-    scheme_at,
 )
 from autockpt.tuner.online.controller import Controller, begin, go_on
 from autockpt.tuner.online.controller_state import Memory
@@ -136,9 +135,6 @@ def test_the_table_is_what_the_plan_would_have_at_each_speed() -> None:
         replace(COPIES, path="device"),
     ):
         assert exchanges_by_speed(profile, Goal(), other) == ()
-    slow = scheme_at(profile, Goal(), 64.0)
-    assert slow is not None
-    assert slow.scheme != "none", "a run without copies would never see the link again"
 
 
 def test_the_next_process_knows_the_link() -> None:
@@ -163,7 +159,7 @@ def test_the_rate_of_a_slow_link_comes_back_where_no_process_tells_of_it() -> No
     former, cut = run.controller.memory, run.controller.plan
     run.plan = cut
     lost = run.begin()
-    assert (lost.exchange.slower, lost.exchange.scheme_slower) == (4.0, 0.0)
+    assert (lost.exchange.slower, lost.scheme.slower) == (4.0, 0.0)
     lost.seen.link = former.seen.link
     assert entry_beyond(lost.exchange, lost.seen.link, 0.0) is not None, "its scheme is doubtful"
     run.controller = Controller(run.begin(), goal=run.goal)
@@ -172,7 +168,7 @@ def test_the_rate_of_a_slow_link_comes_back_where_no_process_tells_of_it() -> No
     run.plan = replace(cut, staging=replace(cut.staging, chunk_bytes=cut.staging.chunk_bytes * 2))
     otherwise = go_on(former, run.begin())
     assert otherwise.exchange.slower == former.exchange.slower
-    assert otherwise.exchange.scheme_slower == former.exchange.scheme_slower
+    assert otherwise.scheme.slower == former.scheme.slower
     assert otherwise.seen.link == former.seen.link
 
 
@@ -192,20 +188,3 @@ def test_a_run_with_a_slow_link_replays_byte_for_byte() -> None:
     again = replay([("recording", lines)])
     assert again.difference is None
     assert list(map(to_json, again.proposals)) == list(map(to_json, run.job.proposals))
-
-
-def test_a_start_takes_the_scheme_of_the_link_as_it_was_seen() -> None:
-    """And says so; without samples of the link it stays."""
-    run = Run()
-    run.phase(4.0)
-    xor = Redundancy(scheme="xor", set_size=4, parity=1, rate_bytes_per_s=2e7)
-    memory = run.controller.memory
-    memory.exchange = replace(memory.exchange, best=xor)
-    found = Controller(memory, goal=run.goal).start()
-    assert found is not None
-    assert found.plan.redundancy == xor
-    assert "XOR over 4 nodes" in found.reason
-    fresh = run.begin()
-    fresh.exchange = replace(fresh.exchange, best=xor)
-    other = Controller(fresh, goal=run.goal).start()
-    assert other is None or other.plan.redundancy == run.plan.redundancy
