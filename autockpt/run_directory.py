@@ -142,6 +142,11 @@ class RunDirectory:
                 "machine that trains: ask there, in the directory where it was started, or name "
                 "its --run-dir"
             )
+        if run.path.is_file():
+            raise ConfigError(
+                f"{path}: is a file, expected the directory of a run; `autockpt ls {RUNS}` lists "
+                "the runs here"
+            )
         if not run.path.is_dir():
             raise ConfigError(
                 f"{path}: no such run directory; `autockpt ls {RUNS}` lists the runs here"
@@ -151,6 +156,15 @@ class RunDirectory:
                 f"{path}: holds checkpoints alone, as `autockpt pull` makes them, and no run to "
                 f"tell of; `autockpt ls {path}` lists them, and `autockpt run --run-dir {path} "
                 "SCRIPT` goes on"
+            )
+        if not run.exists and cls(run.path.parent).exists:
+            above = Path(path).parent if Path(path).name else run.path.parent
+            raise ConfigError(f"{path}: is within a run directory; pass {above}")
+        if not run.exists and (inner := _runs_in(run.path)):
+            raise ConfigError(
+                f"{path}: holds {len(inner)} runs, expected one; the newest is "
+                f"{Path(path) / inner[-1].name}, and "
+                f"`autockpt ls {path}` lists all"
             )
         if not run.exists:
             raise ConfigError(
@@ -690,6 +704,14 @@ def _storage_errors(doing: str, path: str | os.PathLike[str]) -> Iterator[None]:
         raise _Missing(f"cannot {doing} {path}: {error.strerror}") from error
     except OSError as error:
         raise StorageError(f"cannot {doing} {path}: {error.strerror}{_advice(error)}") from error
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """The run directories in a folder, the newest last."""
+    with contextlib.suppress(OSError):
+        runs = [path for path in folder.iterdir() if RunDirectory(path).exists]
+        return sorted(runs, key=lambda path: path.stat().st_mtime)
+    return []
 
 
 def _advice(error: OSError) -> str:

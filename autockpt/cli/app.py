@@ -91,6 +91,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """name: (file:function, one line).  Standing here, so that --help imports no command."""
 
+SYNONYMS = {
+    "check": "verify", "compare": "diff", "download": "pull", "export": "convert",
+    "import": "convert", "init": "policy init", "list": "ls", "monitor": "watch", "prune": "gc",
+    "resume": "run", "start": "run", "status": "watch", "top": "watch", "train": "run",
+    "upload": "push",
+}  # fmt: skip
+"""Names that other programs have for a command."""
+
 COMPLETE = "_AUTOCKPT_COMPLETE"
 """Variable by which a shell asks for completions."""
 
@@ -143,6 +151,8 @@ class Commands(click.Group):
                 ctx.fail(f"{name!r} is no command; did you mean `autockpt run {name}`?")
             if name in ("help", "version"):
                 ctx.fail(f"{name!r} is no command; did you mean `autockpt --{name}`?")
+            if name in SYNONYMS:
+                ctx.fail(f"{name!r} is no command; did you mean `autockpt {SYNONYMS[name]}`?")
             ctx.fail(f"{name!r} is no command{options.did_you_mean(name, COMMANDS)}")
         return super().resolve_command(ctx, args)
 

@@ -76,7 +76,8 @@ def find_place(path: str, *, in_store: bool = False) -> Place:
         return Place(directory=str(folder / "checkpoints"))
     if kind := foreign_kind(path):
         raise _foreign(path, kind)
-    raise ConfigError(f"{path}: neither a run nor a checkpoint directory{foreign_within(path)}")
+    advice = foreign_within(path) or "; pass the --run-dir of a run, or its checkpoints/"
+    raise ConfigError(f"{path}: neither a run nor a checkpoint directory{advice}")
 
 
 def _place_in_store(url: str) -> Place:
@@ -271,13 +272,34 @@ def _is_folder(directory: str, name: str) -> bool:
 
 
 def unpinned_name(directory: str, named: str) -> str:
-    """The checkpoint that a name means: that of a pin, or its own.  Raises StorageError."""
+    """The checkpoint that a name means: that of a pin, of a step, or its own.
+
+    Raises ConfigError for a step that starts of several terms have, StorageError.
+    """
     from autockpt.executors.storage.directory import CheckpointDirectory
 
     if _is_generation(named):
         return named
     kept = CheckpointDirectory(directory).pins().get(named)
-    return named if kept is None else kept.name
+    if kept is not None:
+        return kept.name
+    return generation_of_step(directory, int(named)) if named.isdecimal() else named
+
+
+def generation_of_step(directory: str, step: int) -> str:
+    """The checkpoint of a step.  Raises ConfigError where there is none, or several are."""
+    from autockpt.executors.storage.catalogue import list_generations
+
+    names = [record.name for record in list_generations(directory)]
+    steps = {name: Generation.from_name(name).step for name in names if _is_generation(name)}
+    found = [name for name, its in steps.items() if its == step]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ConfigError(f"{directory}: {len(found)} checkpoints of step {step}; name one: "
+                          f"{', '.join(found)}")  # fmt: skip
+    known = ", ".join(str(its) for its in sorted(set(steps.values()))) or "none"
+    raise ConfigError(f"{directory}: holds no checkpoint of step {step}; steps: {known}")
 
 
 def generation_folder(path: str, generation: str | None = None) -> str:

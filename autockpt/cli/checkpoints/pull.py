@@ -23,4 +23,8 @@ def pull(console: Console, url: str, path: str, generation: str | None) -> int:
     Every byte is compared with its digest.  A copy that is damaged is set aside in `quarantine/`,
     and the next older one is brought.
     """
+    from autockpt.values.errors import OptionError
+
+    if "://" in path and "://" not in url:
+        raise OptionError(f"{url} {path}: expected URL before PATH: autockpt pull {path} {url}")
     return remote.pull(console, url, path, generation)

@@ -37,6 +37,8 @@ def push(console: Console, path: str, url: str, follow: bool, keep: int, rate: s
     from autockpt.values.goal import RemoteWish
     from autockpt.values.policy_keys.kinds import Rate
 
+    if "://" in path and "://" not in url:
+        raise OptionError(f"{path} {url}: expected PATH before URL: autockpt push {url} {path}")
     try:
         limit = None if rate is None else Rate("50 MB/s").read(rate)
     except (ValueError, ConfigError) as error:

@@ -68,6 +68,8 @@ def check(request: Request, *, same_job: bool = False) -> None:
         raise OptionError("--fresh and --resume-from contradict each other; drop one")
     if same_job or request.resume_from is not None:
         request = in_control_directory(request)
+    if request.run_dir is not None and os.path.isfile(request.run_dir):
+        raise ConfigError(f"--run-dir {request.run_dir}: is a file, expected a directory")
     if same_job and request.run_dir is None:
         raise OptionError("--same-job: which run? add --run-dir DIR")
     if request.resume_from is not None and request.run_dir is None:
@@ -148,11 +150,12 @@ def in_control_directory(request: Request) -> Request:
 
 
 def _with_generation(request: Request) -> Request:
-    """The request with the checkpoint that `--resume-from` names by its pin.
+    """The request with the checkpoint that `--resume-from` names by its pin or its step.
 
-    Raises ConfigError where no checkpoint has that pin.
+    Raises ConfigError where no checkpoint has them.
     """
     from autockpt.executors.storage.catalogue import list_generations
+    from autockpt.integrations.places import generation_of_step
 
     wanted, run_dir = request.resume_from, request.run_dir
     if wanted is None or run_dir is None:
@@ -165,10 +168,13 @@ def _with_generation(request: Request) -> Request:
     is_there = is_store_url(folder) or os.path.isdir(folder)
     records = list_generations(folder) if is_there else []
     pins = {record.pinned: record.name for record in records if record.pinned}
+    if wanted not in pins and wanted.isdecimal():
+        return replace(request, resume_from=generation_of_step(folder, int(wanted)))
     if wanted not in pins:
         known = ", ".join(sorted(pins)) or "none"
         raise ConfigError(
-            f"--resume-from {wanted}: expected the name of a checkpoint or of a pin; pins in "
+            f"--resume-from {wanted}: expected a step, or the name of a checkpoint "
+            "or of a pin; pins in "
             f"{folder}: {known} (`autockpt ls {run_dir}`)"
         )
     return replace(request, resume_from=pins[wanted])

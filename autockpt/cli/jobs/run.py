@@ -2,7 +2,8 @@
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -48,7 +49,9 @@ srun --ntasks-per-node=1 autockpt run --nproc-per-node 8 train.py  # several nod
 )
 @click.option("--fresh", is_flag=True, help="Start from scratch; keep old checkpoints.")
 @click.option(
-    "--resume-from", metavar="NAME", help="Roll back to this checkpoint, or to that with this pin."
+    "--resume-from",
+    metavar="NAME",
+    help="Roll back to this checkpoint, or to that of this step or with this pin.",
 )
 @click.option(
     "--same-job", is_flag=True, help="Resume the run in --run-dir, though it had other arguments."
@@ -103,6 +106,12 @@ def run(
     )
     check_launch(request.launching)
     check(request, same_job=same_job)
+    for option in misplaced(run, script, args):
+        console.say(
+            f"warning: {option} stands behind {script} and is an argument of the script; options "
+            "of autockpt stand before it",
+            verbosity=-1,
+        )
     if dry_run:
         return _dry_run(request, console)
     foreign = environment.foreign_launcher(os.environ)
@@ -111,6 +120,24 @@ def run(
 
         return as_worker(request, foreign, console)
     return _launch(request, console)
+
+
+def misplaced(command: click.Command, script: str, args: Sequence[str]) -> list[str]:
+    """Options of `command` among the arguments of a script that does not mention them."""
+    ours = {option for parameter in command.params for option in parameter.opts}
+    given = [arg.partition("=")[0] for arg in args]
+    found = [name for name in given if name.startswith("--") and name in ours]
+    if not found:
+        return []
+    try:
+        source = Path(script).read_text("utf-8", "replace")
+    except OSError:
+        return []  # a module, or another program
+    return [name for name in found if name not in source and _as_name(name) not in source]
+
+
+def _as_name(option: str) -> str:
+    return option.removeprefix("--").replace("-", "_")
 
 
 def _launch(request: "Request", console: Console) -> int:

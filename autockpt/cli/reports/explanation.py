@@ -60,7 +60,7 @@ class Explanation:
         if not choices and not changes:
             known = [item.choice.name for item in self.choices] + list(map(_version, self.changes))
             raise ConfigError(
-                f"decision: this run has none that is called {name!r}; it has: "
+                f"no decision of this run is called {name!r}; there are: "
                 f"{', '.join(known) or 'none at all'}"
             )
         return replace(self, choices=choices, changes=changes)

@@ -107,14 +107,20 @@ def read_profile(path: str) -> Profile:
         place = place / "profile.json"
     try:
         text = place.read_text(encoding="utf-8")
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise ConfigError(
-            f"{path}: no profile: {error.strerror}; `autockpt profile SCRIPT` writes one"
+            f"{path}: no profile: {reason}; `autockpt profile SCRIPT` writes one"
         ) from None
     if place.name in _NO_PROFILES:
         raise ConfigError(
             f"{path}: {_NO_PROFILES[place.name]}, and no profile; pass profile.json beside it, "
             "or the directory"
+        )
+    if not text.lstrip().startswith("{"):
+        raise ConfigError(
+            f"{path}: is no profile; expected a run directory or its profile.json, which "
+            "`autockpt profile SCRIPT` writes"
         )
     return from_json(Profile, text, where=str(place))
 

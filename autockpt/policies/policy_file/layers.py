@@ -115,10 +115,14 @@ def _read(source: str) -> str:
         return preset_text(source.removeprefix(PREFIX))
     try:
         return Path(source).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+    except UnicodeDecodeError as error:
         raise ConfigError(
-            f"cannot be read: {reason}; give a file or one of "
+            f"is no text in UTF-8: byte {error.object[error.start]:#04x} at offset {error.start}; "
+            "save the file as UTF-8"
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be read: {error.strerror}; give a file or one of "
             f"{', '.join(PREFIX + name for name in presets())}"
         ) from None
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-DEADLINE_S = 240.0
+DEADLINE_S = 600
 
 
 def script() -> str:
@@ -44,7 +44,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_the_quick_start_survives_its_kill(installed: Path, tmp_path: Path) -> None:
     """One SIGKILL at step 3000 or later; equal weights; a report with its styles."""
     (tmp_path / "train.py").write_text(script())

@@ -1,11 +1,14 @@
 """Every failure says what, where and what to do, in text and as an object, with its exit code."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from autockpt.cli.app import run
+from autockpt.cli.jobs.run import misplaced
+from autockpt.cli.jobs.run import run as run_command
 
 
 @pytest.fixture(autouse=True)
@@ -114,6 +117,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["watch", ".", "--every", "0"], 2, "not in the range"),
         (["tune", "nowhere"], 78, "no profile"),
         (["ls", "s3:/bucket"], 78, "no such directory"),
+        (["status", "r"], 2, "did you mean `autockpt watch`"),
+        (["run", "--run-dir", "t.py", "t.py"], 78, "t.py: is a file, expected a directory"),
+        (["report", "t.py"], 78, "is a file, expected the directory of a run"),
+        (["report", "runs"], 78, "holds 2 runs, expected one; the newest is runs/b"),
+        (["explain", "runs/a/checkpoints"], 78, "is within a run directory; pass runs/a"),
+        (["ls", "."], 78, "pass the --run-dir of a run, or its checkpoints/"),
+        (["plan", "--profile", "t.py"], 78, "is no profile; expected a run directory"),
+        (["policy", "check", "latin.yaml"], 78, "is no text in UTF-8: byte 0xe9 at offset 2"),
+        (["push", "s3://b/x", "r"], 2, "expected PATH before URL: autockpt push r s3://b/x"),
+        (["pull", "r", "s3://b/x"], 2, "expected URL before PATH: autockpt pull s3://b/x r"),
     ],
 )
 def test_bad_input(
@@ -124,6 +137,11 @@ def test_bad_input(
     if "run.json" in argv:
         (here / "run.json").write_text("{}")
     (here / "broken.yaml").write_text("version: 1\ndisk: {writers: [1\n")
+    (here / "latin.yaml").write_bytes("# \u00e9".encode("latin-1"))
+    for name in ("a", "b"):
+        (here / "runs" / name / "checkpoints").mkdir(parents=True)
+        (here / "runs" / name / "run.json").write_text("{}")
+        os.utime(here / "runs" / name, (0, ord(name)))
     assert run(argv) == code
     text = capsys.readouterr()
     assert said in text.err
@@ -182,3 +200,13 @@ def test_a_read_only_directory_is_a_storage_error(
     (here / "file").write_text("")
     assert run(["run", "--run-dir", "file/run", "t.py"]) == 74
     assert "file/run" in capsys.readouterr().err
+
+
+def test_an_option_behind_the_script_is_named(here: Path) -> None:
+    """It went to the script, which does not know it; a script that reads it is left alone."""
+    (here / "t.py").write_text("import sys")
+    (here / "knows.py").write_text("parser.add_argument('--run-dir')")
+    args = ("--run-dir", "x", "--lr=1", "--set=a")
+    assert misplaced(run_command, "t.py", args) == ["--run-dir", "--set"]
+    assert misplaced(run_command, "knows.py", ("--run-dir", "x")) == []
+    assert misplaced(run_command, "a.module", args) == []

@@ -9,7 +9,7 @@ from autockpt.cli.app import run
 from autockpt.executors.storage.places import store
 from autockpt.executors.storage.places.object_store import Objects
 from autockpt.executors.storage.places.store import StorePlace
-from autockpt.integrations.places import find_place, is_ours, runs_in
+from autockpt.integrations.places import find_place, is_ours, runs_in, unpinned_name
 from autockpt.run_directory import RunDirectory, RunInfo, control_path
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
@@ -157,3 +157,18 @@ def test_a_place_in_a_store_without_checkpoints_names_the_one_above(
     above = {"/team/run": "s3://bucket/team"}.get(under, "s3://bucket")
     with pytest.raises(ConfigError, match=f"holds no checkpoints; see `autockpt ls {above}`$"):
         find_place(f"s3://bucket{under}", in_store=True)
+
+
+def test_a_step_names_its_checkpoint(tmp_path: Path) -> None:
+    """A person knows the step; steps that two starts made are named with their terms."""
+    for name in (
+        "ckpt-t0001-step-00000042",
+        "ckpt-t0001-step-00000050",
+        "ckpt-t0002-step-00000050",
+    ):
+        (tmp_path / name).mkdir()
+    assert unpinned_name(str(tmp_path), "42") == "ckpt-t0001-step-00000042"
+    with pytest.raises(ConfigError, match=r"2 checkpoints of step 50; name one: ckpt-t0001.*t0002"):
+        unpinned_name(str(tmp_path), "50")
+    with pytest.raises(ConfigError, match=r"no checkpoint of step 7; steps: 42, 50"):
+        unpinned_name(str(tmp_path), "7")
