@@ -8,6 +8,7 @@ from autockpt.executors.state.wrapping import unattached_schedulers
 from autockpt.session.base import RankState
 from autockpt.session.boundaries.loop_ahead import is_loop_ahead
 from autockpt.session.endings.closing import Closing
+from autockpt.session.place.carried_values import carried_values
 from autockpt.session.place.position import (
     SCRIPT,
     framework_of,
@@ -81,6 +82,15 @@ class PlaceCheck:
                 f"a {name} sets the optimizer's rates and is not attached, so a restart begins it "
                 "anew; add it: autockpt.attach(..., scheduler=...)"
             )
+
+    def warn_of_carried_values(self) -> None:
+        """An attached object of the script's may put them back; else the user reads of them."""
+        frame = sys._getframe(1)
+        if self._rank.job.rank or self.framework or framework_of(frame):
+            return
+        found = None if may_hold_place(self._rank.live.others.items()) else carried_values(frame)
+        if found is not None:
+            self._rank.report_degraded("carried values", found.warning)
 
     def has_place(self) -> bool:
         """Loop and data go on where the state is, as far as the script has said until now."""

@@ -1,0 +1,194 @@
+"""Loops in users' styles: which of their values a checkpoint would have to contain, and lacks."""
+
+import linecache
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+import torch
+
+from autockpt.session.place.carried_values import CarriedValues, carried_values
+
+FETCHED_AHEAD = """
+    x, y = fetch()
+    n = 0
+    while True:
+        loss = model(x, y)
+        x, y = fetch()
+        n += 1
+        boundary()
+        if n > 1:
+            break
+"""
+"""As nanoGPT does it."""
+ACCUMULATED = """
+    x, y = fetch()
+    for n in range(3):
+        for micro in range(2):
+            loss = model(x, y)
+            x, y = fetch()
+        boundary()
+"""
+PREFETCHER = """
+    x = loader.next()
+    while x is not None:
+        model(x)
+        boundary()
+        x = loader.next()
+"""
+HIDDEN = """
+    for epoch in range(1):
+        hidden = zeros()
+        for x in data:
+            hidden = hidden.detach()
+            out, hidden = model(x, hidden)
+            boundary()
+"""
+METHOD = """
+    class Trainer:
+        def __init__(self):
+            self.model = model
+
+        def fit(self):
+            batch = {"x": fetch()[0]}
+            for n in range(2):
+                self.model(batch["x"])
+                batch = {"x": fetch()[0]}
+                self.end()
+
+        def end(self):
+            boundary()
+
+    Trainer().fit()
+"""
+ENVIRONMENT = """
+    seen = observe()
+    for n in range(2):
+        action = model(torch.as_tensor(seen))
+        seen = observe()
+        boundary()
+"""
+HELPER = """
+    def step(network, x):
+        return network(x)
+
+    x = fetch()[0]
+    for n in range(2):
+        step(model, x)
+        x = fetch()[0]
+        boundary()
+"""
+PLAIN = """
+    for n in range(2):
+        x, y = fetch()
+        model(x, y)
+        boundary()
+"""
+TIMED = """
+    import time
+    began = time.time()
+    total = torch.zeros(1)
+    for x in data:
+        x = x.to("cpu")
+        loss = model(x)
+        total += loss
+        mean = 0.9 * total
+        began, took = time.time(), time.time() - began
+        boundary()
+"""
+EVALUATED = """
+    best = model(data[0])
+    for epoch in range(2):
+        for x in data:
+            model(x)
+            boundary()
+        found = model(data[0])
+        best = found if found < best else best
+"""
+GENERATOR = """
+    noise = torch.randn(2)
+    for x in data:
+        fake = model(noise)
+        model(fake.detach())
+        boundary()
+"""
+CLOSURE = """
+    for x in data:
+        def closure():
+            return model(x)
+        closure()
+        rows = [model(x) for x in data]
+        boundary()
+"""
+COUNTED = """
+    rate = 1.0
+    for x in data:
+        model(x, rate)
+        rate = rate * 0.9
+        boundary()
+"""
+
+
+class Model(torch.nn.Module):
+    """Takes what a loop gives it."""
+
+    def forward(self, *given: Any) -> Any:
+        """A tensor, or two where it gets two tensors of which one is a state."""
+        return (given[0], given[1]) if len(given) == 2 else given[0].sum()
+
+
+def found_in(text: str, name: str) -> CarriedValues | None:
+    """The answer at the first boundary of a script."""
+    answers: list[CarriedValues | None] = []
+    file = f"/scripts/{name}.py"
+    source = textwrap.dedent(text)
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    data = [torch.ones(2), torch.zeros(2), torch.ones(2)]
+    batches = iter([*data, None])
+    model = Model()
+    scope = {
+        "__name__": "__main__", "torch": torch, "model": model, "data": data,
+        "fetch": lambda: (torch.ones(2), torch.zeros(2)), "zeros": lambda: torch.zeros(2),
+        "observe": lambda: torch.ones(2).numpy(),
+        "loader": type("Loader", (), {"next": staticmethod(lambda: next(batches))}),
+        "boundary": lambda: answers.append(carried_values(sys._getframe(1))),
+    }  # fmt: skip
+    exec(compile(source, file, "exec"), scope)
+    assert len(answers) > 1
+    return answers[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "line"),
+    [
+        (FETCHED_AHEAD, ("x", "y"), 6),
+        (ACCUMULATED, ("x", "y"), 6),
+        (PREFETCHER, ("x",), 6),
+        (HIDDEN, ("hidden",), 5),
+        (METHOD, ("batch",), 10),
+        (ENVIRONMENT, ("seen",), 5),
+        (HELPER, ("x",), 8),
+    ],
+)
+def test_what_a_loop_hands_on_to_a_model_is_named(
+    text: str, names: tuple[str, ...], line: int
+) -> None:
+    """With the line in the loop where it gets its next value."""
+    found = found_in(text, "carries")
+    assert found is not None
+    assert (found.names, found.line) == (names, line)
+    assert f"(carries.py, line {line})" in found.warning
+
+
+@pytest.mark.parametrize("text", [PLAIN, TIMED, EVALUATED, GENERATOR, CLOSURE, COUNTED])
+def test_what_each_iteration_makes_anew_is_not(text: str) -> None:
+    """Clocks, sums, best values and closures, too: no model gets them from an iteration before."""
+    assert found_in(text, "plain") is None
+
+
+def test_a_script_without_source_has_none() -> None:
+    """As one that is typed in."""
+    scope = {"ask": lambda: carried_values(sys._getframe(1)), "model": Model()}
+    exec("for n in range(2):\n    found = ask()\n", scope)
+    assert scope["found"] is None
