@@ -259,3 +259,48 @@ def test_fewer_ranks_gather_and_one_survivor_rebuilds_for_all() -> None:
     assert source.root == shard(1).root
     assert {place.node for place in choice.places if place.shard.rank == 1} == {node}
     assert choose(replace(question, parities=(made[0],))) is None
+
+
+def across(rank: int) -> m.HeldShard:
+    """A share that no other node has."""
+    return replace(shard(rank), across_nodes=True)
+
+
+def test_a_damaged_share_is_rebuilt_and_the_others_come_from_memory() -> None:
+    """Node 1 has its shard, which is named as bad; without parity its file takes its place."""
+    made = parities()
+    question = Question(
+        world_size=3, nodes=(0, 1, 2), memory=tuple(across(rank) for rank in range(3)),
+        parities=tuple(made.values()), committed=(), chain=(m.TermParent(term=1, parent=None),),
+        struck=frozenset({(1, SAVED, "memory")}),
+    )  # fmt: skip
+    choice = choose(question)
+    assert choice is not None
+    assert choice.rebuilt == (1,)
+    assert {(place.shard.rank, place.node) for place in choice.places} > {(0, 0), (2, 2)}
+    assert all(place.node != 1 for place in choice.places)
+    records = tuple({"file": f"{r}", "root": shard(r).root} for r in range(3))
+    stored = m.CatalogueEntry(generation=SAVED, step=3, world_size=3, records=records)
+    assert choose(replace(question, parities=())) is None
+    choice = choose(replace(question, parities=(), committed=(stored,)))
+    assert choice is not None
+    assert {place.shard.rank for place in choice.places} == {0, 2}
+
+
+def test_a_rank_that_names_a_lost_share_costs_no_checkpoint() -> None:
+    """The choice is made again without that memory; once more, and it is given up."""
+    cluster = Cluster((0, 1))
+    cluster.start()
+    cluster.save(gen(1, 3), disk=True, across_nodes=True)
+    records = tuple({"file": f"{r}", "root": f"{gen(1, 3)}:{r}"} for r in range(2))
+    stored = m.CatalogueEntry(generation=gen(1, 3), step=3, world_size=2, records=records)
+    parents = (m.TermParent(term=1, parent=None),)
+    cluster.start(2, NEXT, committed=(stored,), parents=parents)
+    for attempt, kind in ((1, "gather"), (2, "gather"), (3, "disk")):
+        if attempt > 1:
+            cluster.tell(m.DecisionWritten(term=2, attempt=attempt))
+        orders = cluster.take(m.RestoreShard)
+        assert {(o.generation, o.source.kind) for o in orders} == {(gen(1, 3), kind)}, attempt
+        lost = m.ShardBad(rank=0, term=2, attempt=attempt, detail="a chunk", lost=1)
+        if attempt < 3:
+            cluster.tell_node(0, lost)

@@ -157,13 +157,16 @@ class Trainers(World):
 
     def restore(self, trainer: Trainer, order: m.RestoreShard) -> None:
         """Load and verify one shard."""
+        lost: int | None = None
         if order.source.kind == "gather":
             pieces = self.gathered(trainer, order)
             if pieces is None:
                 return  # something is still being rebuilt
-            whole = [piece for piece in pieces if piece is not None]
+            whole = [piece for piece in pieces if piece is not None and not piece.corrupt]
             world = len(trainer.nodes)
             content = replace(whole[0], world=world) if len(whole) == len(pieces) else None
+            corrupt = [rank for rank, piece in enumerate(pieces) if piece and piece.corrupt]
+            lost = corrupt[0] if corrupt else None
         else:
             content = self.source(trainer, order)
         trainer.order = None
@@ -174,7 +177,7 @@ class Trainers(World):
         flaky = not self.peace and self.rng.random() < self.flaky
         if content is None or content.corrupt or not content.sealed or flaky:
             self.oracle.forget_memory()
-            self.local(trainer, self.bad(trainer, order))
+            self.local(trainer, self.bad(trainer, order, lost=lost))
             return
         trainer.loaded, trainer.step = content, order.step
         self.local(
@@ -183,14 +186,17 @@ class Trainers(World):
         )
 
     @staticmethod
-    def bad(trainer: Trainer, order: m.RestoreShard, *, unread: bool = False) -> m.ShardBad:
+    def bad(
+        trainer: Trainer, order: m.RestoreShard, *, unread: bool = False, lost: int | None = None
+    ) -> m.ShardBad:
         """It cannot restore this; `unread`: a store does not answer now."""
         return m.ShardBad(
-            rank=trainer.rank, term=order.term, attempt=order.attempt, detail="bad", unread=unread
-        )
+            rank=trainer.rank, term=order.term, attempt=order.attempt, detail="bad", unread=unread,
+            lost=lost,
+        )  # fmt: skip
 
     def gathered(self, trainer: Trainer, order: m.RestoreShard) -> list[Content | None] | None:
-        """Every shard, wherever it is; None for one that is nowhere, or as a whole: not yet."""
+        """Every shard, also a damaged one; None for one that is nowhere, or as a whole: not yet."""
         keeper = self.nodes[trainer.node].keeper
         if keeper is None:
             return None
@@ -205,8 +211,9 @@ class Trainers(World):
             whole = [c for c in here if c is not None and not c.corrupt]
             if not whole and rank in placed.rebuilt and self.rng.random() < 0.9:
                 return None
-            found.append(whole[0] if whole else None)
-        if len({c.history for c in found if c is not None}) > 1:
+            known = [c for c in (*whole, *here) if c is not None]
+            found.append(known[0] if known else None)
+        if len({c.history for c in found if c is not None and not c.corrupt}) > 1:
             self.oracle.fail(f"rank {trainer.rank} gathers shards of several pasts: {found}")
         return found
 

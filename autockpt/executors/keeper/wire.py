@@ -21,7 +21,7 @@ from typing import Any
 from autockpt import new_files
 from autockpt.executors.protocol import messages as protocol
 from autockpt.executors.storage.claims import boot_id
-from autockpt.values.errors import ConfigError, ProtocolError
+from autockpt.values.errors import ConfigError, CorruptCheckpointError, ProtocolError
 from autockpt.values.generation import Generation
 from autockpt.values.record import from_data, parse_json, to_data
 
@@ -156,6 +156,16 @@ class ChunksLent:
     """Whose memory they were in."""
     refusal: str = ""
     """Why there are none; then no descriptor comes."""
+    lost: int | None = None
+    """The rank of a refused shard that no memory has whole: another request would be in vain."""
+
+
+class LostShardError(CorruptCheckpointError):
+    """No memory has a shard whole."""
+
+    def __init__(self, message: str, shard: int) -> None:
+        super().__init__(message)
+        self.shard = shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -405,7 +405,8 @@ def _gathered(
     for rank in range(wrote):
         known = by_rank.get(rank, [])
         root = _root(entry, rank) or next((copy.shard.root for copy in known), "")
-        here = [copy for copy in known if copy.shard.root == root]
+        damaged = (rank, some.generation, "memory") in question.struck
+        here = [copy for copy in known if copy.shard.root == root and not damaged]
         places += sorted(here, key=lambda copy: copy.node)
         lost += [] if here else [rank]
     pieces = {copy.shard.rank: copy for copy in places}

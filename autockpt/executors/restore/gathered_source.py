@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from autockpt.executors.image.container import ImageIndex, read_trailer
-from autockpt.executors.keeper.wire import ChunksLent, GatheringBegan
+from autockpt.executors.keeper.wire import ChunksLent, GatheringBegan, LostShardError
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.restore.shard_sources import ChunkSource, ShardSources, shards_on_disk
 from autockpt.executors.storage.places.choose import place_of
@@ -31,7 +31,10 @@ class Keeper(Protocol):
         """Asks for chunks of a shard; the number of the request."""
 
     def take(self, number: int) -> tuple[ChunksLent, Arena]:
-        """The answer; the caller closes the memory.  Raises CorruptCheckpointError: none came."""
+        """The answer; the caller closes the memory.
+
+        Raises CorruptCheckpointError: none came, LostShardError: nor will it.
+        """
 
 
 class LentSource:
@@ -45,6 +48,8 @@ class LentSource:
         self._lock = threading.Lock()
         self._requests: dict[int, int] = {}
         """By chunk the request that brings it."""
+        self._refused: dict[int, CorruptCheckpointError] = {}
+        """By chunk why it does not come."""
         self._here: dict[int, Arena] = {}
         self._arenas: dict[int, Arena] = {}
         """By node that sent it."""
@@ -58,9 +63,8 @@ class LentSource:
         index = read_trailer(arena.view[lent.image_bytes :])
         if index is None or (index.rank, index.generation) != (self._shard, self._generation):
             arena.close()
-            raise CorruptCheckpointError(
-                f"memory: what node {lent.node} has of rank {self._shard} is not {self._generation}"
-            )
+            what = f"what node {lent.node} has of rank {self._shard} is not {self._generation}"
+            raise LostShardError(f"memory: {what}", self._shard)
         return index
 
     def head(self) -> memoryview | None:
@@ -77,32 +81,58 @@ class LentSource:
     def expect(self, chunks: Sequence[int]) -> None:
         """They are brought from now on, all of them in one request."""
         with self._lock:
-            missing = [c for c in chunks if c not in self._here and c not in self._requests]
+            asked = (self._here, self._requests, self._refused)
+            missing = [c for c in chunks if not any(c in known for known in asked)]
             if missing:
                 number = self._keeper.want(self._shard, tuple(missing), elsewhere=False)
                 self._requests |= dict.fromkeys(missing, number)
 
     def read(self, chunk: int, memory: memoryview) -> memoryview:
-        """A view, verified; from another memory when this one is damaged."""
+        """A view, verified; from another memory when this one is damaged.
+
+        Raises LostShardError where no memory has it whole.
+        """
         try:
-            return self._checked(chunk, self._bring(chunk))
-        except CorruptCheckpointError:
-            with self._lock:
-                number = self._keeper.want(self._shard, (chunk,), elsewhere=True)
-                arena = self._take(number)
+            return self._first(chunk)
+        except CorruptCheckpointError as error:
+            try:
+                return self._elsewhere(chunk)
+            except LostShardError as other:
+                if isinstance(error, LostShardError):
+                    raise LostShardError(f"{error}; {other}", self._shard) from error
+                raise CorruptCheckpointError(f"{error}; {other}") from error
+
+    def _first(self, chunk: int) -> memoryview:
+        arena = self._bring(chunk)
+        try:
             return self._checked(chunk, arena)
+        except CorruptCheckpointError as error:
+            raise LostShardError(str(error), self._shard) from error
+
+    def _elsewhere(self, chunk: int) -> memoryview:
+        with self._lock:
+            number = self._keeper.want(self._shard, (chunk,), elsewhere=True)
+            arena = self._take(number)
+        return self._checked(chunk, arena)
 
     def _bring(self, chunk: int) -> Arena:
         self.expect([chunk])
         with self._lock:
-            if chunk not in self._here:
-                number = self._requests[chunk]
-                arena = self._take(number)
-                brought = [c for c, asked in self._requests.items() if asked == number]
-                for each in brought:
-                    self._here[each] = arena
-                    del self._requests[each]
+            if chunk in self._requests:
+                self._end_request(self._requests[chunk])
+            if chunk in self._refused:
+                raise self._refused[chunk]
             return self._here[chunk]
+
+    def _end_request(self, number: int) -> None:
+        """Its answer is of all its chunks, and comes once."""
+        chunks = [c for c, asked in self._requests.items() if asked == number]
+        try:
+            self._here |= dict.fromkeys(chunks, self._take(number))
+        except CorruptCheckpointError as error:
+            self._refused |= dict.fromkeys(chunks, error)
+        for chunk in chunks:
+            del self._requests[chunk]
 
     def _take(self, number: int) -> Arena:
         lent, arena = self._keeper.take(number)

@@ -14,7 +14,7 @@ from typing import Any
 
 from autockpt.executors.image.container import read_trailer
 from autockpt.executors.keeper.client.client import KeeperClient, RestoreBuffers
-from autockpt.executors.keeper.wire import ChunksLent
+from autockpt.executors.keeper.wire import ChunksLent, LostShardError
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.protocol.deadlines import Deadlines
@@ -168,7 +168,8 @@ def _carry_out(
         # On a disk an error of reading does not pass; a store may only be out of reach.
         passing = not isinstance(error, CorruptCheckpointError | FileNotFoundError)
         from_store = is_store_url(checkpoints) and order.source.kind in ("disk", "reshard")
-        _bad(link, order, str(error), unread=passing and from_store)
+        lost = error.shard if isinstance(error, LostShardError) else None
+        _bad(link, order, str(error), unread=passing and from_store, lost=lost)
         return None, ""
     except ConfigError as error:
         if order.source.kind != "memory" or link.world_size == 1:
@@ -180,9 +181,19 @@ def _carry_out(
     return restored, farthest(used)
 
 
-def _bad(link: KeeperClient, order: p.RestoreShard, detail: str, *, unread: bool = False) -> None:
-    term, attempt = order.term, order.attempt
-    link.send(p.ShardBad(rank=link.rank, term=term, attempt=attempt, detail=detail, unread=unread))
+def _bad(
+    link: KeeperClient,
+    order: p.RestoreShard,
+    detail: str,
+    *,
+    unread: bool = False,
+    lost: int | None = None,
+) -> None:
+    told = p.ShardBad(
+        rank=link.rank, term=order.term, attempt=order.attempt, detail=detail, unread=unread,
+        lost=lost,
+    )  # fmt: skip
+    link.send(told)
 
 
 def _open(

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -164,6 +164,41 @@ def test_a_lost_node_takes_no_shares_with_it_where_others_protect_them(
     job.wait(lambda: job.newest("GenerationReplicated") > durable, "protection")
     promised = job.newest("GenerationReplicated")
     job.lose([1])
+    step, sources = resumed(job, 2 * STEPS_EACH)
+    assert step >= promised, (step, promised, sources, job.tale())
+    assert "disk" not in sources, (step, promised, sources, job.tale())
+    assert len(set(job.finish())) == 1, job.tale()
+
+
+def damage_memory(job: NetworkJob, rank: int) -> None:
+    """Bytes of every slot of a rank differ, in the memory that its keeper holds."""
+    (keeper,) = keeper_pids(job.run_dir, rank)
+    slots = 0
+    for link in Path(f"/proc/{keeper}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            if f"memfd:autockpt-r{rank}-s" in os.readlink(link):
+                slots += 1
+                with open(link, "r+b") as memory:
+                    for offset in range(2**16, os.fstat(memory.fileno()).st_size // 2, 2**16):
+                        memory.seek(offset)
+                        memory.write(b"damaged")
+    assert slots
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_damaged_share_is_rebuilt_from_parity(new_job: MakeJob) -> None:
+    """No file has the checkpoint, and the damaged memory is on the node of its rank."""
+    redundancy = Redundancy(scheme="xor", set_size=3, parity=1)
+    job = new_job(3, redundancy, steps=2 * STEPS_EACH, trainer=DDP, width=WIDTH, shares="job")
+    job.start(STEPS_EACH)
+    reach(job, STEPS_EACH)
+    durable = job.newest("CheckpointDurable")
+    job.wait(lambda: job.newest("GenerationReplicated") > durable, "protection")
+    promised = job.newest("GenerationReplicated")
+    kill_rank(job, 2)
+    damage_memory(job, 1)
     step, sources = resumed(job, 2 * STEPS_EACH)
     assert step >= promised, (step, promised, sources, job.tale())
     assert "disk" not in sources, (step, promised, sources, job.tale())

@@ -335,11 +335,14 @@ class KeeperClient:
     def take_chunks(self, number: int) -> tuple[wire.ChunksLent, Arena]:
         """The answer to a request, and the memory; the caller closes it.
 
-        Raises CorruptCheckpointError when there is none.
+        Raises CorruptCheckpointError when there is none, and LostShardError where asking again is
+        in vain.
         """
         if not self.wait_until(lambda: number in self._chunks_lent, GATHER_S):
             raise CorruptCheckpointError(f"memory: no answer of the keeper in {GATHER_S:.0f} s")
         lent, arena = self._chunks_lent.pop(number)
+        if arena is None and lent.lost is not None:
+            raise wire.LostShardError(f"memory: {lent.refusal}", lent.lost)
         if arena is None:
             raise CorruptCheckpointError(f"memory: {lent.refusal}")
         return lent, arena

@@ -34,6 +34,15 @@ OVER = "the restore is over"
 Answer = Callable[[wire.ChunksLent, Arena | None], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Of one fetch from one node."""
+
+    reason: str
+    is_final: bool
+    """That node does not have the chunks whole."""
+
+
 @dataclass(slots=True)
 class _Fetched:
     """A shard of which chunks are brought here."""
@@ -71,7 +80,7 @@ class Gathering:
         self._fetched: dict[int, _Fetched] = {}
         self._damaged: list[_Fetched] = []
         """Chunks from before their shard was requested elsewhere; ranks may still read them."""
-        self._under_way: dict[ShardFetch, Future[str]] = {}
+        self._under_way: dict[ShardFetch, Future[_Failure | None]] = {}
         self._fetchers = ThreadPoolExecutor(FETCHERS, thread_name_prefix="autockpt-gather")
         self._over = threading.Event()
 
@@ -100,7 +109,8 @@ class Gathering:
         try:
             fetched = self._of(message.shard, elsewhere=message.elsewhere)
         except (AutockptError, OSError) as error:  # the keeper's loop is not to end for it
-            answer(_refused(message, str(error)), None)
+            nowhere = message.elsewhere and isinstance(error, AutockptError)
+            answer(_refused(message, str(error), lost=nowhere), None)
             return
         self._fetchers.submit(self._serve, fetched, message, answer)
 
@@ -110,7 +120,7 @@ class Gathering:
         self._fetchers.shutdown(wait=False)
         for bringing, ended in list(self._under_way.items()):
             bringing.abort(OVER)
-            _end(ended, OVER)
+            _end(ended, _Failure(OVER, False))
         for fetched in (*self._fetched.values(), *self._damaged):
             fetched.arena.close()
 
@@ -127,7 +137,8 @@ class Gathering:
     def _here(self, shard: int) -> tuple[Arena, int] | None:
         """(memory, capacity of the image) of a shard that this node has."""
         roots = {place.shard.root for place in self._places.get(shard, ())}
-        memory = self._memory.ranks.get(shard)
+        # What is rebuilt may lie here too, damaged.
+        memory = None if shard in self._rebuilt else self._memory.ranks.get(shard)
         if memory is not None:
             for slot, index in memory.sealed().items():
                 if index.root in roots:
@@ -166,8 +177,10 @@ class Gathering:
         try:
             node = self._bring(fetched, message.chunks)
         except Exception as error:  # a rank waits for the answer, whatever went wrong
-            reason = OVER if self._over.is_set() else str(error) or type(error).__name__
-            answer(_refused(message, reason), None)
+            is_over = self._over.is_set()
+            reason = OVER if is_over else str(error) or type(error).__name__
+            lost = isinstance(error, wire.LostShardError) and not is_over
+            answer(_refused(message, reason, lost=lost), None)
             return
         lent = wire.ChunksLent(
             rank=message.rank, number=message.number, image_bytes=fetched.image_bytes, node=node
@@ -177,7 +190,7 @@ class Gathering:
     def _bring(self, fetched: _Fetched, chunks: Iterable[int]) -> int:
         """Fetch the missing ones of `chunks`; return the node that sent them.
 
-        Raises AutockptError.
+        Raises AutockptError, and LostShardError where no node has the shard whole.
         """
         with fetched.lock:
             missing = sorted(set(chunks) - fetched.here)
@@ -194,30 +207,34 @@ class Gathering:
 
     def _bring_from_any(self, fetched: _Fetched, chunks: list[int]) -> None:
         """From the first node that has them; that one is asked first from now on."""
-        reasons: list[str] = []
+        failures: list[_Failure] = []
         waited_s = 0.0
+        rank = fetched.places[0].shard.rank
         while True:
             for place in list(fetched.places):
-                reason = self._fetch(place, fetched, chunks)
-                if not reason:
+                failure = self._fetch(place, fetched, chunks)
+                if failure is None:
                     fetched.places.remove(place)
                     fetched.places.insert(0, place)
                     return
-                reasons.append(reason)
-            awaited = fetched.places[0].shard.rank in self._rebuilt and waited_s < REBUILT_S
+                failures.append(failure)
+            awaited = rank in self._rebuilt and waited_s < REBUILT_S
             if not awaited or self._over.wait(PAUSE_S):
-                raise AutockptError("; ".join(dict.fromkeys(reasons)))
+                reasons = "; ".join(dict.fromkeys(failure.reason for failure in failures))
+                if rank not in self._rebuilt and all(failure.is_final for failure in failures):
+                    raise wire.LostShardError(reasons, rank)
+                raise AutockptError(reasons)
             waited_s += PAUSE_S
 
-    def _fetch(self, place: p.ShardCopy, fetched: _Fetched, chunks: list[int]) -> str:
-        """Why it did not work, or empty."""
-        ended: Future[str] = Future()
+    def _fetch(self, place: p.ShardCopy, fetched: _Fetched, chunks: list[int]) -> "_Failure | None":
+        """Why it did not work, or None."""
+        ended: Future[_Failure | None] = Future()
         within_s = time_for(len(chunks) * place.shard.chunk_bytes)
         order = p.FetchShard(shard=place.shard, sources=(place,), slot=0)
         bringing = ShardFetch(
             order, Copying(order, self._run_id, spans_of(chunks)),
-            complete=lambda *_: _end(ended, ""),
-            failed=lambda _, reason, __: _end(ended, reason or "it failed"),
+            complete=lambda *_: _end(ended, None),
+            failed=lambda _, reason, final: _end(ended, _Failure(reason or "it failed", final)),
         )  # fmt: skip
         self._under_way[bringing] = ended
         try:
@@ -227,16 +244,19 @@ class Gathering:
             return ended.result(timeout=within_s)
         except TimeoutError:
             bringing.abort("it took too long")
-            return f"node {place.node} did not send it within {within_s:.0f} s"
+            return _Failure(f"node {place.node} did not send it within {within_s:.0f} s", False)
         finally:
             del self._under_way[bringing]
 
 
-def _end(ended: Future[str], reason: str) -> None:
+def _end(ended: "Future[_Failure | None]", failure: "_Failure | None") -> None:
     """The first end counts."""
     with contextlib.suppress(InvalidStateError):
-        ended.set_result(reason)
+        ended.set_result(failure)
 
 
-def _refused(message: wire.ChunksWanted, reason: str) -> wire.ChunksLent:
-    return wire.ChunksLent(rank=message.rank, number=message.number, refusal=reason)
+def _refused(message: wire.ChunksWanted, reason: str, *, lost: bool = False) -> wire.ChunksLent:
+    return wire.ChunksLent(
+        rank=message.rank, number=message.number, refusal=reason,
+        lost=message.shard if lost else None,
+    )  # fmt: skip

@@ -390,8 +390,25 @@ class Restoring:
             return
         if message.unread:
             self.refuse(f"rank {message.rank} cannot read it now: {message.detail}", retryable=True)
-        else:
+        elif not self._leave_out(message):
             self.strike((message.rank,), message.detail)
+
+    def _leave_out(self, message: m.ShardBad) -> bool:
+        """Gather without the memory of one shard: it is rebuilt, or read from its file.
+
+        False: no shard is named, or its memory was left out already.
+        """
+        choice, shard = self.state.choice, message.lost
+        if choice is None or shard is None or not choice.places:
+            return False
+        bad = (shard, choice.generation, "memory")
+        if bad in self.state.struck:
+            return False
+        self.state.struck.add(bad)
+        told = f"no memory has rank {shard} of {choice.generation} whole: {message.detail}"
+        self.state.emit(m.Report(kind="warning", detail=told))
+        self.decide()
+        return True
 
     def strike(self, ranks: tuple[int, ...], detail: str) -> None:
         """These ranks' sources are not offered again in this term."""

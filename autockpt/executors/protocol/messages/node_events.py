@@ -224,6 +224,8 @@ class ShardBad:
     detail: str
     unread: bool = False
     """An object store does not answer now, which says nothing about the checkpoint."""
+    lost: int | None = None
+    """Of shards that are gathered, the rank whose shard no memory has whole: damaged, or gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

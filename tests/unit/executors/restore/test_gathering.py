@@ -10,7 +10,7 @@ import pytest
 
 from autockpt.executors.keeper.restoring import shard_gather as gathering_module
 from autockpt.executors.keeper.restoring.shard_gather import Gathering
-from autockpt.executors.keeper.wire import ChunksLent, ChunksWanted
+from autockpt.executors.keeper.wire import ChunksLent, ChunksWanted, LostShardError
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.restore.gathered_source import LentSource, farthest, gathered_shards
@@ -51,6 +51,8 @@ class Reader:
         """The answer, with a mapping of its own as after a message."""
         run(self.nodes, lambda: number in self.answers)
         lent, arena = self.answers.pop(number)
+        if lent.lost is not None:
+            raise LostShardError(lent.refusal, lent.lost)
         if arena is None or arena.fd is None:
             raise CorruptCheckpointError(lent.refusal)
         return lent, Arena.attach(os.dup(arena.fd), fault=False)
@@ -127,6 +129,51 @@ def test_a_flipped_bit_is_read_from_another_copy(nodes: dict[int, Node]) -> None
             lent = LentSource(reader, 0, GENERATION)
             assert bytes(lent.read(0, NONE)) == chunk(nodes[0], 0)
             assert bytes(lent.read(1, NONE)) == chunk(nodes[0], 1)
+
+
+def test_a_shard_that_no_memory_has_whole_is_named(nodes: dict[int, Node]) -> None:
+    """On the node that has it, and on another one; without its node nothing is known of it."""
+    place = home(nodes[0])
+    nodes[0].memory.of(0).image(0, CHUNK)[7] ^= 1
+    for at in (0, 1):
+        with (
+            gathering(nodes, at, [place]) as reader,
+            pytest.raises(LostShardError, match=r"(rank|node) 0") as told,
+        ):
+            LentSource(reader, 0, GENERATION).read(0, NONE)
+        assert told.value.shard == 0
+    nodes[0].replicas.close()
+    with (
+        gathering(nodes, 1, [place]) as reader,
+        pytest.raises(CorruptCheckpointError, match="node 0") as silent,
+    ):
+        LentSource(reader, 0, GENERATION)
+    assert not isinstance(silent.value, LostShardError)
+
+
+def test_a_refusal_is_of_all_chunks_of_a_request(nodes: dict[int, Node]) -> None:
+    """Its answer comes once: a second reader would wait for it in vain."""
+    with gathering(nodes, 0, [home(nodes[1])]) as reader:
+        lent = LentSource(reader, 1, GENERATION)
+        nodes[1].memory.of(1).clear(0)
+        lent.expect([1, 2])
+        for number in (1, 2):
+            with pytest.raises(LostShardError, match="no shard of rank 1"):
+                lent.read(number, NONE)
+
+
+def test_a_damaged_shard_is_not_taken_for_the_rebuilt_one(nodes: dict[int, Node]) -> None:
+    """Its node has both: the slot, and a way to the node that rebuilds."""
+    made = protect(nodes, 1)
+    shard, image = nodes[1].shard, chunk(nodes[1], 0)
+    nodes[1].memory.of(1).image(0, CHUNK)[7] ^= 1
+    order = rebuild_order(nodes, made, 1, {1})
+    with gathering(nodes, 1, [p.ShardCopy(node=2, shard=shard)], rebuilt=(1,)) as reader:
+        number = reader.want(1, (0,), elsewhere=False)
+        nodes[2].replicas.fetch(order)
+        lent, arena = reader.take(number)
+        assert lent.node == 2
+        assert bytes(arena.view[:CHUNK]) == image
 
 
 def test_what_is_rebuilt_meanwhile_is_waited_for(nodes: dict[int, Node]) -> None:
