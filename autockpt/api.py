@@ -188,7 +188,7 @@ def load(path: str, *, generation: str | None = None, rank: int | None = None) -
     file.  Warns (UserWarning) of a generation that came back from a lossy archive.  Raises
     ConfigError if `path` is no checkpoint, CorruptCheckpointError for damage.
     """
-    from autockpt.executors.storage.directory import lossy_notice
+    from autockpt.executors.storage.directory.records import lossy_notice
     from autockpt.integrations.tree.lazy_tree import materialised
     from autockpt.integrations.tree.loading import Source, read_from
 

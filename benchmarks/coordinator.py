@@ -30,7 +30,7 @@ from autockpt.executors.network.handshake import Channel, Framer, Identity, fram
 from autockpt.executors.protocol import messages as m
 from autockpt.executors.protocol.coordinator.machine import CoordinatorProtocol
 from autockpt.executors.protocol.node.machine import NodeProtocol
-from autockpt.executors.storage.directory import CommitFile
+from autockpt.executors.storage.directory.records import CommitFile
 from autockpt.values.generation import Generation
 from autockpt.values.record import to_json
 from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy

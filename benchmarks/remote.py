@@ -20,7 +20,7 @@ from pathlib import Path
 
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.storage.catalogue import verify_generation
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.executors.storage.remote import Objects, RemoteCopies
 from autockpt.values.generation import Generation
 from benchmarks.harness import Row, parse, publish, row

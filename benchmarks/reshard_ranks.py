@@ -34,7 +34,7 @@ from autockpt.executors.restore.reader import restore_shards
 from autockpt.executors.restore.shard_sources import Together, shards_on_disk
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.storage.catalogue import READERS, shard_path
-from autockpt.executors.storage.directory import read_commit
+from autockpt.executors.storage.directory.records import read_commit
 from autockpt.executors.storage.shard_file import ImageReader, run_parallel
 from autockpt.values.goal import Goal, Pins, Retention
 from benchmarks.job import Job

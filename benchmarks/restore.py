@@ -42,7 +42,7 @@ from autockpt.executors.storage.catalogue import (
     open_shard,
     shard_path,
 )
-from autockpt.executors.storage.directory import read_commit
+from autockpt.executors.storage.directory.records import read_commit
 from autockpt.executors.storage.shard_file import read_image, run_parallel
 from autockpt.values.goal import Goal, Pins, Retention
 from benchmarks.harness import Row, parse, publish, row

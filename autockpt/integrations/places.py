@@ -276,7 +276,7 @@ def unpinned_name(directory: str, named: str) -> str:
 
     Raises ConfigError for a step that starts of several terms have, StorageError.
     """
-    from autockpt.executors.storage.directory import CheckpointDirectory
+    from autockpt.executors.storage.directory.directory import CheckpointDirectory
 
     if _is_generation(named):
         return named
@@ -345,7 +345,7 @@ def read_beside_run(find: Callable[[], str], read: Callable[[str], T], *, named:
 
 
 def _commit_text(folder: str) -> bytes:
-    from autockpt.executors.storage.directory import read_small
+    from autockpt.executors.storage.directory.records import read_small
 
     with contextlib.suppress(AutockptError, OSError):
         return read_small(os.path.join(folder, "COMMIT"))
@@ -381,7 +381,7 @@ def good_generations(directory: str) -> list[str]:
 def _chain(directory: str, committed: "Iterable[GenerationRecord]") -> "tuple[TermParent, ...]":
     """Return the newest start's parent, and so on back."""
     from autockpt.executors.protocol.selection import newest_chain
-    from autockpt.executors.storage.directory import CheckpointDirectory
+    from autockpt.executors.storage.directory.directory import CheckpointDirectory
 
     parents = {
         Generation.from_name(record.name).term: (

@@ -16,8 +16,8 @@ from autockpt.executors.keeper.launch import keeper_status, launches_here
 from autockpt.executors.network.discovery import listen_host
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.storage.catalogue import require_found
-from autockpt.executors.storage.claims import pid_start
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.claims import pid_start
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.job_directory import SAME_JOB, Placed, own_goal
 from autockpt.job_directory import place as put_in
 from autockpt.launch import rendezvous

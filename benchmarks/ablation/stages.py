@@ -27,7 +27,7 @@ from autockpt.executors.restore.reader import restore_shards
 from autockpt.executors.restore.shard_sources import one_shard
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.storage.catalogue import ShardFileSource, open_shard
-from autockpt.executors.storage.directory import read_commit
+from autockpt.executors.storage.directory.records import read_commit
 from autockpt.executors.storage.shard_file import ImageFile
 from autockpt.values.plan import CHUNK_BYTES, WRITERS
 from benchmarks.ablation.presets import attach, begin_save, goal_of

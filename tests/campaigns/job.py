@@ -35,7 +35,8 @@ from autockpt.executors.storage.catalogue import (
     shard_path,
     verify_generation,
 )
-from autockpt.executors.storage.directory import CheckpointDirectory, read_commit
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.records import read_commit
 from autockpt.executors.storage.guard import check_deletions
 from autockpt.values.errors import AutockptError, StorageError
 from autockpt.values.generation import Generation

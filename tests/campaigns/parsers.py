@@ -35,7 +35,8 @@ from autockpt.executors.network.handshake import Channel, Identity, frame
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.restore.open_shards import parse_skeleton
 from autockpt.executors.state import state_tree
-from autockpt.executors.storage.directory import CheckpointDirectory, read_commit
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.records import read_commit
 from autockpt.executors.storage.lineage import decision_text, read_decision
 from autockpt.integrations.dcp import directory as dcp_directory
 from autockpt.integrations.files import safetensors_file, torch_file

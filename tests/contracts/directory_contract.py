@@ -13,9 +13,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from autockpt.executors.storage import claims as claims_module
-from autockpt.executors.storage import directory as directory_module
-from autockpt.executors.storage.directory import CheckpointDirectory, read_commit
+from autockpt.executors.storage.directory import claims as claims_module
+from autockpt.executors.storage.directory import commits as commits_module
+from autockpt.executors.storage.directory import lease as lease_module
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.records import read_commit
 from autockpt.executors.storage.places.file_system import FileSystem
 from autockpt.values.errors import (
     AutockptError,
@@ -174,8 +176,8 @@ class DirectoryContract:
                 directory.heartbeat(1)
 
         monkeypatch.setattr(claims_module, elsewhere, lambda: "another")
-        monkeypatch.setattr(directory_module.time, "monotonic", lambda: clock[0])
-        monkeypatch.setattr(directory_module.time, "sleep", sleep)
+        monkeypatch.setattr(lease_module.time, "monotonic", lambda: clock[0])
+        monkeypatch.setattr(lease_module.time, "sleep", sleep)
         if beats:
             with pytest.raises(DirectoryBusyError, match="owned by another live run"):
                 self.make(path).claim(run_id, "other", 0, force=False)
@@ -197,7 +199,7 @@ class DirectoryContract:
         claim.write_text(json.dumps(data | {"host": host, "pid": 999_999_999}))
         asked: list[float] = []
         monkeypatch.setattr(FileSystem, "patience_s", 0.1)
-        monkeypatch.setattr(directory_module.time, "sleep", asked.append)
+        monkeypatch.setattr(lease_module.time, "sleep", asked.append)
         assert self.make(path).claim("run", "other", 0, force=False) == 2
         assert bool(asked) is not here
 
@@ -239,7 +241,7 @@ class DirectoryContract:
         """It is not an error of the storage: whoever is fenced has to leave."""
         directory, run_id = self.opened(path)
         records = self.records(directory, G1)
-        publish = directory_module.publish
+        publish = commits_module.publish
 
         def overtaken(name: str, text: bytes, *, replace: bool) -> bool:
             if name.endswith("COMMIT"):
@@ -249,7 +251,7 @@ class DirectoryContract:
                 newer.trash(G1)
             return publish(name, text, replace=replace)
 
-        monkeypatch.setattr(directory_module, "publish", overtaken)
+        monkeypatch.setattr(commits_module, "publish", overtaken)
         with pytest.raises(GuardError, match="term 1 is fenced"):
             directory.write_commit(
                 run_id, G1, step=10, world_size=1, parent=None, records=records, health="good"

@@ -3,18 +3,22 @@
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.protocol.selection import newest_chain, on_lineage, parents_of
-from autockpt.executors.storage import claims as claims_module
-from autockpt.executors.storage import directory as directory_module
 from autockpt.executors.storage.catalogue import verify_generation
-from autockpt.executors.storage.claims import TermFile
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory import claims as claims_module
+from autockpt.executors.storage.directory import commits as commits_module
+from autockpt.executors.storage.directory import directory as directory_module
+from autockpt.executors.storage.directory import lease as lease_module
+from autockpt.executors.storage.directory import records as records_module
+from autockpt.executors.storage.directory import removal as removal_module
+from autockpt.executors.storage.directory.claims import TermFile
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.executors.storage.places.choose import place_of
 from autockpt.executors.storage.places.images import create_image, open_image
 from autockpt.values.errors import (
@@ -59,6 +63,12 @@ class Mortal:
             return found(*args, **kwargs)
 
         return change
+
+
+def put_under(patch: pytest.MonkeyPatch, place: Callable[[str], Any]) -> None:
+    """Let every part of a checkpoint directory use `place`."""
+    for module in (directory_module, records_module, removal_module):
+        patch.setattr(module, "place_of", place)
 
 
 class PlaceContract:
@@ -146,9 +156,9 @@ class PlaceContract:
                 directory.heartbeat(1)
 
         patch.setattr(claims_module, "boot_id", lambda: "another machine")
-        patch.setattr(directory_module.time, "monotonic", lambda: clock[0])
-        patch.setattr(directory_module.time, "sleep", sleep)
-        patch.setattr(directory_module.time, "time", lambda: -1e6)
+        patch.setattr(lease_module.time, "monotonic", lambda: clock[0])
+        patch.setattr(lease_module.time, "sleep", sleep)
+        patch.setattr(lease_module.time, "time", lambda: -1e6)
         other = CheckpointDirectory(path)
         if beats:
             with pytest.raises(DirectoryBusyError, match="owned by another live run"):
@@ -183,7 +193,7 @@ class PlaceContract:
         """The one who was replaced must not say that it is durable."""
         old, run_id = self.opened(path)
         records = self.shard(old, G1)
-        publish = directory_module.publish
+        publish = commits_module.publish
 
         def overtaken(name: str, text: bytes, *, replace: bool) -> bool:
             done = publish(name, text, replace=replace)
@@ -192,7 +202,7 @@ class PlaceContract:
                 CheckpointDirectory(path).claim(run_id, "launch", 1, force=False)
             return done
 
-        patch.setattr(directory_module, "publish", overtaken)
+        patch.setattr(commits_module, "publish", overtaken)
         with pytest.raises(GuardError, match="fenced"):
             self.put(old, run_id, G1, records)
 
@@ -203,7 +213,7 @@ class PlaceContract:
         old, run_id = self.opened(path)
         self.commit(old, run_id, G1)
         records = self.shard(old, G2)
-        publish = directory_module.publish
+        publish = commits_module.publish
 
         def overtaken(name: str, text: bytes, *, replace: bool) -> bool:
             if name.endswith("COMMIT"):
@@ -214,7 +224,7 @@ class PlaceContract:
                 newer.trash_unfinished(2)
             return publish(name, text, replace=replace)
 
-        patch.setattr(directory_module, "publish", overtaken)
+        patch.setattr(commits_module, "publish", overtaken)
         with pytest.raises(GuardError, match="fenced"):
             self.put(old, run_id, G2, records)
         entries = old.catalogue(run_id)
@@ -268,7 +278,7 @@ class PlaceContract:
         directory, run_id = self.opened(path)
         records = self.shard(directory, G1)
         place = place_of(path)
-        patch.setattr(directory_module, "place_of", lambda _: Mortal(place, 0))
+        put_under(patch, lambda _: Mortal(place, 0))
         with pytest.raises(Died, match="here"):
             self.put(directory, run_id, G1, records)
         patch.undo()
@@ -353,7 +363,7 @@ class PlaceContract:
             assert after < MOST
             generation = Generation(term=1, step=10 + after)
             self.commit(directory, run_id, generation)
-            patch.setattr(directory_module, "place_of", lambda _, n=after: Mortal(place, n))
+            put_under(patch, lambda _, n=after: Mortal(place, n))
             mortal = CheckpointDirectory(path)
             try:
                 mortal.delete(generation)
@@ -385,7 +395,7 @@ class PlaceContract:
                     CheckpointDirectory(path).pin(G1, "paper")
                 return super().__getattr__(name)
 
-        patch.setattr(directory_module, "place_of", lambda _: Pinning(place, MOST))
+        put_under(patch, lambda _: Pinning(place, MOST))
         with pytest.raises(GuardError, match="is pinned as 'paper' and stays"):
             CheckpointDirectory(path).delete(G1)
         assert self.listed(directory, run_id) == [G1]
@@ -431,7 +441,7 @@ class PlaceContract:
             def fail(self, *args: Any, **kwargs: Any) -> None:
                 raise OSError(5, "the storage does not answer")
 
-        patch.setattr(directory_module, "place_of", lambda _: Failing(place, MOST))
+        put_under(patch, lambda _: Failing(place, MOST))
         failing = CheckpointDirectory(path)
         for ask in (
             lambda: failing.catalogue(run_id),

@@ -19,11 +19,13 @@ from autockpt.executors.image.container import read_index
 from autockpt.executors.keeper.saving.delta_bases import Base
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.state.live_state import LiveState
-from autockpt.executors.storage import claims as claims_module
-from autockpt.executors.storage import directory as directory_module
 from autockpt.executors.storage.catalogue import verify_generation
-from autockpt.executors.storage.directory import MAX_RECORD_BYTES, CheckpointDirectory, read_commit
+from autockpt.executors.storage.directory import claims as claims_module
+from autockpt.executors.storage.directory import lease as lease_module
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.records import read_commit
 from autockpt.executors.storage.places import object_store as objects_module
+from autockpt.executors.storage.places.place import MAX_RECORD_BYTES
 from autockpt.executors.storage.remote import Objects, RemoteCopies
 from autockpt.values.errors import (
     ConfigError,
@@ -336,7 +338,7 @@ class RemoteContract:
         copies.push(run.directory, run.save(1))
         copies.pull(str(tmp_path / "there"))
         there = CheckpointDirectory(str(tmp_path / "there"))
-        monkeypatch.setattr(directory_module.time, "sleep", lambda _: pytest.fail("it waits"))
+        monkeypatch.setattr(lease_module.time, "sleep", lambda _: pytest.fail("it waits"))
         assert there.claim(run.run_id, "stranger", 0, force=False) == 3
 
     def test_only_what_is_new_is_moved(self, run: Trained, objects: Objects) -> None:

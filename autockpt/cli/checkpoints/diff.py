@@ -33,7 +33,7 @@ def diff(console: Console, a: str, b: str, only: tuple[str, ...]) -> int:
 
     Exit code 0 when they hold the same, 1 when they differ.  -v lists every difference.
     """
-    from autockpt.executors.storage.directory import lossy_notice
+    from autockpt.executors.storage.directory.records import lossy_notice
     from autockpt.integrations.tree.diff import compare
     from autockpt.integrations.tree.lazy_tree import tensors_of
     from autockpt.integrations.tree.loading import read_from

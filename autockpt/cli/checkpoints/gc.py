@@ -27,7 +27,7 @@ def gc(console: Console, path: str | None, dry_run: bool) -> None:
     It never removes a checkpoint or foreign files.  It refuses a directory that a live run holds
     (exit code 73).
     """
-    from autockpt.executors.storage.directory import CheckpointDirectory
+    from autockpt.executors.storage.directory.directory import CheckpointDirectory
     from autockpt.executors.storage.maintenance import dead_keepers, leftovers, remove
     from autockpt.integrations.places import find_place
     from autockpt.values.errors import StorageError
@@ -66,7 +66,8 @@ def pin(console: Console, path: str, name: str, generation: str | None, remove: 
     """
     import os
 
-    from autockpt.executors.storage.directory import CheckpointDirectory, require_pin_name
+    from autockpt.executors.storage.directory.directory import CheckpointDirectory
+    from autockpt.executors.storage.directory.marks import require_pin_name
     from autockpt.integrations.places import find_place, generation_folder
     from autockpt.values.errors import OptionError
     from autockpt.values.generation import Generation

@@ -21,7 +21,7 @@ from autockpt.values.goal import Goal, RemoteWish
 from autockpt.values.policy_keys.paths import is_store_url
 
 if TYPE_CHECKING:
-    from autockpt.executors.storage.directory import CommitFile
+    from autockpt.executors.storage.directory.records import CommitFile
     from autockpt.executors.storage.remote import Copied, RemoteCopies
     from autockpt.executors.throttle.rate_limit import Throttle
     from autockpt.values.errors import AutockptError
@@ -120,7 +120,7 @@ class _Copier:
 
     def look(self, *, last: bool) -> None:
         """Copies the newest that was read back; the `last` time the newest, reading it back."""
-        from autockpt.executors.storage.directory import CheckpointDirectory
+        from autockpt.executors.storage.directory.directory import CheckpointDirectory
         from autockpt.integrations.places import find_place
         from autockpt.values.errors import NoCheckpointError
         from autockpt.values.generation import Generation
@@ -375,7 +375,7 @@ def _target(destination: str) -> str:
 
 def ls(console: Console, url: str) -> None:
     """The copies, oldest first."""
-    from autockpt.executors.storage.directory import lossy_mark
+    from autockpt.executors.storage.directory.records import lossy_mark
     from autockpt.values.record import to_data
     from autockpt.values.units import format_bytes
 
@@ -422,7 +422,7 @@ def ls(console: Console, url: str) -> None:
 
 def _notes(commit: "CommitFile", *, offered: bool) -> Iterator[str]:
     from autockpt.executors.protocol.messages import holds_weights_only
-    from autockpt.executors.storage.directory import lossy_mark
+    from autockpt.executors.storage.directory.records import lossy_mark
 
     if holds_weights_only(commit.records):
         yield "weights only"

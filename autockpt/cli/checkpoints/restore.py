@@ -16,7 +16,7 @@ from autockpt.values.errors import ConfigError, OptionError
 
 if TYPE_CHECKING:
     from autockpt.executors.restore.plan.load_plan import LoadPlan, PlannedTensor
-    from autockpt.executors.storage.directory import CommitFile
+    from autockpt.executors.storage.directory.records import CommitFile
 
 EXAMPLES = """
 autockpt restore --dry-run runs/mine train.py --lr 1e-3             # the newest checkpoint
@@ -78,7 +78,7 @@ def restore(
 
 def _shown(console: Console, folder: str, plan: "LoadPlan", *, tensors: bool) -> int:
     """Prints a plan; the exit code."""
-    from autockpt.executors.storage.directory import read_commit
+    from autockpt.executors.storage.directory.records import read_commit
     from autockpt.launch.rank_env import rank_and_world
 
     commit = read_commit(os.path.join(folder, "COMMIT"))

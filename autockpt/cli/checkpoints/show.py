@@ -11,7 +11,7 @@ from autockpt.console import Console
 
 if TYPE_CHECKING:
     from autockpt.executors.image.container import StoredPart
-    from autockpt.executors.storage.directory import CommitFile
+    from autockpt.executors.storage.directory.records import CommitFile
     from autockpt.reports.analysis.replication import Protection
     from autockpt.values.status import DegradedTier
 
@@ -30,7 +30,7 @@ autockpt show s3://bucket/run-7
 def show(console: Console, path: str, generation: str | None, tensors: bool) -> None:
     """Show what a checkpoint holds: step, lineage, shards and, with --tensors, every tensor."""
     from autockpt.executors.protocol.messages import holds_weights_only
-    from autockpt.executors.storage.directory import lossy_mark
+    from autockpt.executors.storage.directory.records import lossy_mark
     from autockpt.integrations.places import (
         choose,
         damaged_since,
@@ -123,7 +123,7 @@ def _part(row: dict[str, Any]) -> str:
 
 def _contents(folder: str) -> "tuple[str, CommitFile, list[dict[str, Any]]]":
     """(folder, its commit, what each shard holds)."""
-    from autockpt.executors.storage.directory import read_commit
+    from autockpt.executors.storage.directory.records import read_commit
 
     commit = read_commit(os.path.join(folder, "COMMIT"))
     return folder, commit, [_shard(folder, commit, rank) for rank in range(len(commit.records))]

@@ -46,7 +46,7 @@ def verify(
     nothing.
     """
     from autockpt.executors.storage.catalogue import list_generations
-    from autockpt.executors.storage.directory import CheckpointDirectory
+    from autockpt.executors.storage.directory.directory import CheckpointDirectory
     from autockpt.executors.storage.maintenance import damaged_records
     from autockpt.executors.storage.maintenance import repair as mend
     from autockpt.integrations.places import AGAIN, damaged_since, find_place

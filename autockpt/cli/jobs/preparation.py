@@ -241,7 +241,7 @@ def _require_same_job(place: str, script: Script) -> None:
 
     The run directory, which else says so, may be that of a new machine.
     """
-    from autockpt.executors.storage.directory import CheckpointDirectory
+    from autockpt.executors.storage.directory.directory import CheckpointDirectory
 
     if found := CheckpointDirectory(place).differences(job_of(script)):
         raise ConfigError(
@@ -343,7 +343,7 @@ def prepare(
 
     if goal.is_in_store and mode == "run":
         from autockpt.executors.keeper.launch import launches_here
-        from autockpt.executors.storage.directory import CheckpointDirectory
+        from autockpt.executors.storage.directory.directory import CheckpointDirectory
 
         place, mine = run.checkpoints(goal), job_of(script)
         directory = CheckpointDirectory(place)

@@ -38,7 +38,7 @@ from autockpt.executors.protocol import messages as p
 from autockpt.executors.protocol.admission import may_send
 from autockpt.executors.protocol.coordinator.machine import CoordinatorProtocol
 from autockpt.executors.protocol.node.machine import NodeProtocol
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.executors.storage.places import account
 from autockpt.values.errors import AutockptError, NoRoomError
 from autockpt.values.generation import Generation

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.protocol.retention import unpinned, with_bases
 from autockpt.executors.storage.catalogue import VerifyResult, verify_generation
-from autockpt.executors.storage.directory import CheckpointDirectory, CommitFile
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.records import CommitFile
 from autockpt.executors.storage.file_reuse import is_tight
 from autockpt.executors.storage.guard import check_deletions, check_reduction
 from autockpt.executors.storage.rewriting.commits import (

@@ -20,7 +20,7 @@ from typing import Any
 
 from autockpt import new_files
 from autockpt.executors.protocol import messages as protocol
-from autockpt.executors.storage.claims import boot_id
+from autockpt.executors.storage.directory.claims import boot_id
 from autockpt.values.errors import ConfigError, CorruptCheckpointError, ProtocolError
 from autockpt.values.generation import Generation
 from autockpt.values.record import from_data, parse_json, to_data

@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autockpt.executors.protocol.messages import Incarnation
-from autockpt.executors.storage.claims import boot_id
-from autockpt.executors.storage.directory import read_small
+from autockpt.executors.storage.directory.claims import boot_id
+from autockpt.executors.storage.directory.records import read_small
 from autockpt.executors.storage.places.choose import place_of
 from autockpt.values.errors import AutockptError, ConfigError, StorageError
 from autockpt.values.policy_keys.paths import is_store_url

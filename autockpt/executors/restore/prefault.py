@@ -29,7 +29,7 @@ from autockpt.executors.linux.restore_allocator import OWN_PAGES_BYTES
 from autockpt.executors.restore.open_shards import OpenedShard
 from autockpt.executors.state.live_state import LiveState, local_part
 from autockpt.executors.storage.catalogue import open_shard
-from autockpt.executors.storage.directory import read_commit
+from autockpt.executors.storage.directory.records import read_commit
 from autockpt.executors.storage.shard_file import run_parallel
 from autockpt.values.policy_keys.paths import is_store_url
 

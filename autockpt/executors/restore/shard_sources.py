@@ -14,7 +14,7 @@ from autockpt.executors.image.container import ImageIndex, read_trailer
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.restore.cooperative_read import CooperativeRead
 from autockpt.executors.storage.catalogue import open_shard
-from autockpt.executors.storage.directory import CommitFile, read_commit
+from autockpt.executors.storage.directory.records import CommitFile, read_commit
 from autockpt.executors.storage.places.store import read_patiently
 from autockpt.values.errors import CorruptCheckpointError, StorageError
 from autockpt.values.policy_keys.paths import is_store_url

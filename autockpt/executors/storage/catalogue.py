@@ -15,10 +15,10 @@ from autockpt.executors.image.nan_check import NanScan
 from autockpt.executors.linux.memory import Arena, page_align
 from autockpt.executors.protocol.messages import holds_weights_only
 from autockpt.executors.protocol.retention import metrics_of
-from autockpt.executors.storage.directory import (
+from autockpt.executors.storage.directory.marks import pin_of
+from autockpt.executors.storage.directory.records import (
     CommitFile,
     lossy_mark,
-    pin_of,
     read_commit,
     read_small,
     require_format,

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from autockpt import new_files
 from autockpt.executors.keeper.wire import is_ours_alone, keepers_directory
 from autockpt.executors.storage.catalogue import VerifyResult
-from autockpt.executors.storage.claims import TermFile
-from autockpt.executors.storage.directory import (
+from autockpt.executors.storage.directory.claims import TermFile
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.records import (
     FORMAT,
-    CheckpointDirectory,
     RunFile,
     is_ours,
     publish,

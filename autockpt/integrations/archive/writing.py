@@ -20,7 +20,7 @@ from autockpt.executors.image.codecs.lossy.coding import Coded, Method
 from autockpt.executors.image.codecs.lossy.thresholds import PUBLISHED, Thresholds
 from autockpt.executors.image.dtypes import dtype_name
 from autockpt.executors.image.layout.boxes import Box
-from autockpt.executors.storage.directory import lossy_mark
+from autockpt.executors.storage.directory.records import lossy_mark
 from autockpt.integrations.archive.member_file import MemberWriter
 from autockpt.integrations.archive.reading import NAME, SUFFIX, Archive, is_archive
 from autockpt.integrations.archive.records import (

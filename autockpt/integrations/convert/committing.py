@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.integrations.places import good_generations
 from autockpt.values.errors import NoCheckpointError
 from autockpt.values.generation import Generation

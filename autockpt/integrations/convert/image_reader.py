@@ -17,7 +17,7 @@ from autockpt.executors.restore.plan.moves import Loading, Want, moves_for
 from autockpt.executors.restore.plan.stored import Piece, Stored
 from autockpt.executors.sharding.local_shard import LocalShard
 from autockpt.executors.storage.catalogue import ShardFileSource, open_shard
-from autockpt.executors.storage.directory import CommitFile, read_commit
+from autockpt.executors.storage.directory.records import CommitFile, read_commit
 from autockpt.integrations.tree.lazy_tree import LazyTensor, empty
 from autockpt.values.errors import ConfigError, CorruptCheckpointError, StorageError
 

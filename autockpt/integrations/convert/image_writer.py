@@ -12,7 +12,7 @@ from autockpt.executors.image.container import ImageIndex
 from autockpt.executors.image.dtypes import dtype_name, stored_form
 from autockpt.executors.image.layout.boxes import Box, whole
 from autockpt.executors.image.layout.plan import EXTRA, TensorSpec, plan_layout
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.executors.storage.rewriting.image_stream import ImageStream
 from autockpt.integrations.tree.lazy_tree import bytes_of
 from autockpt.values.generation import Generation

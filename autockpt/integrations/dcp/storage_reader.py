@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from autockpt.executors.image.layout.boxes import Box
-from autockpt.executors.storage.directory import lossy_notice
+from autockpt.executors.storage.directory.records import lossy_notice
 from autockpt.integrations.dcp.export import StandIns
 from autockpt.integrations.dcp.storage_writer import GenerationWriter as GenerationWriter
 from autockpt.integrations.files import torch_file

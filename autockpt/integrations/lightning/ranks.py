@@ -7,7 +7,7 @@ variables: RANK is not among them.  All ranks would take themselves for the firs
 import os
 from typing import Any
 
-from autockpt.executors.storage.claims import pid_start
+from autockpt.executors.storage.directory.claims import pid_start
 from autockpt.launch.given import GivenLaunch, give_launch
 from autockpt.launch.rank_env import under_srun
 

@@ -20,7 +20,7 @@ from autockpt.executors.image.layout.boxes import whole
 from autockpt.executors.restore.plan.saved_optimizer import SavedGroup, SavedOptimizer, add_skeleton
 from autockpt.executors.restore.plan.stored import Piece
 from autockpt.executors.state import state_tree
-from autockpt.executors.storage.directory import lossy_mark
+from autockpt.executors.storage.directory.records import lossy_mark
 from autockpt.integrations.convert.image_reader import Images, commit_of
 from autockpt.integrations.tree.lazy_tree import LazyTensor, Tree, nested
 from autockpt.integrations.tree.replicas import require_same

@@ -10,7 +10,7 @@ import numpy as np
 
 from autockpt.executors.linux.memory import PAGE_BYTES, Arena, require_headroom
 from autockpt.executors.storage.catalogue import list_generations, open_shard
-from autockpt.executors.storage.directory import read_commit
+from autockpt.executors.storage.directory.records import read_commit
 from autockpt.values.errors import AutockptError
 from autockpt.values.profile import StateInventory
 

@@ -18,7 +18,7 @@ from autockpt.executors.state.data_position import DataPosition
 from autockpt.executors.state.epoch_loader import EpochLoader
 from autockpt.executors.state.rng import rng_mark, set_rng_state
 from autockpt.executors.state.shuffle_rng import kept_generators
-from autockpt.executors.storage.directory import lossy_notice
+from autockpt.executors.storage.directory.records import lossy_notice
 from autockpt.session.base import RankState
 from autockpt.session.place.gradient_buckets import GradientBuckets
 from autockpt.session.place.position import is_script

@@ -12,7 +12,7 @@ import torch
 from autockpt.executors.restore.apply_state import apply_state
 from autockpt.executors.restore.shard_sources import ChunkSource
 from autockpt.executors.state.live_state import LiveState
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.values.generation import Generation
 from tests.unit.executors.checkpoints import commit_state, open_file, restore_shard
 from tests.unit.executors.restore.test_reader import in_memory

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from autockpt.executors.storage.directory import read_commit
+from autockpt.executors.storage.directory.records import read_commit
 from tests.conftest import end_keeper, keeper_pids
 from tests.jobs.kill.ordeal import read_events
 from tests.jobs.kill.zygote import Zygote

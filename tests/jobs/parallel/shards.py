@@ -17,7 +17,7 @@ from autockpt.executors.restore.reader import restore_shards
 from autockpt.executors.restore.shard_sources import shards_on_disk
 from autockpt.executors.sharding.local_shard import LocalShard
 from autockpt.executors.state.live_state import LiveState
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.values.generation import Generation
 from tests.unit.executors.checkpoints import commit_images
 from tests.unit.executors.states import Module, snapshot

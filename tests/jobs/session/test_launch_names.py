@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autockpt.executors.storage.directory import read_commit
+from autockpt.executors.storage.directory.records import read_commit
 from autockpt.session import job
 from tests.unit.cli.scripts import environment, python, write
 

@@ -16,9 +16,10 @@ from typing import Any
 import numpy
 import pytest
 
-from autockpt.executors.storage import directory as directory_module
-from autockpt.executors.storage.claims import own_claim, pid_start
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory import lease as lease_module
+from autockpt.executors.storage.directory.claims import own_claim, pid_start
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.job import JobRecord
 from autockpt.launch.rank_env import place_of_rank
 from autockpt.run_directory import RunDirectory
 from autockpt.session import job as job_module
@@ -364,7 +365,7 @@ def held_by(url: str, launch_id: str, monkeypatch: pytest.MonkeyPatch) -> Checkp
     parent, directory = os.getppid(), CheckpointDirectory(url)
     with monkeypatch.context() as patch:
         patch.setattr(
-            directory_module,
+            lease_module,
             "own_claim",
             lambda *facts: dataclasses.replace(
                 own_claim(*facts), pid=parent, pid_start=pid_start(parent) or 0
@@ -399,11 +400,11 @@ def test_the_keeper_of_a_run_answers_in_place_of_a_store(
     """Where memory has the run, a store that hangs is not asked; else a start says that it does."""
     url, asked = f"file://{tmp_path}/store/run", []
 
-    def fail(self: CheckpointDirectory, text: bytes, *, replace: bool) -> bool:
+    def fail(self: JobRecord, text: bytes, *, replace: bool) -> bool:
         asked.append(replace)
         raise StorageError("the store does not answer")
 
-    monkeypatch.setattr(CheckpointDirectory, "claim_job", fail)
+    monkeypatch.setattr(JobRecord, "claim", fail)
     with pytest.raises(StorageError, match="does not answer"):
         attach_to_store(monkeypatch, url, fresh=False)
     here = {"ours"}

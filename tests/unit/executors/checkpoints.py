@@ -13,7 +13,8 @@ from autockpt.executors.restore.reader import restore_shards
 from autockpt.executors.restore.shard_sources import ChunkSource, one_shard
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.storage.catalogue import ShardFileSource, open_shard
-from autockpt.executors.storage.directory import CheckpointDirectory, read_commit
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.records import read_commit
 from autockpt.values.generation import Generation
 from autockpt.values.record import to_json
 from tests.unit.executors.states import snapshot

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from autockpt.executors.state.live_state import LiveState
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.values.generation import Generation
 from tests.unit.executors.checkpoints import commit_images, commit_state
 from tests.unit.executors.states import snapshot

@@ -10,8 +10,8 @@ from hypothesis import given
 
 import autockpt.values
 from autockpt.executors.image.container import StoredChunk
-from autockpt.executors.storage.claims import TermFile
-from autockpt.executors.storage.directory import RunFile
+from autockpt.executors.storage.directory.claims import TermFile
+from autockpt.executors.storage.directory.records import RunFile
 from autockpt.values.errors import ConfigError
 from autockpt.values.plan import CheckpointPlan, safe_default_plan
 from autockpt.values.record import from_json, parse_json, to_data, to_json

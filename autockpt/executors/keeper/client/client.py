@@ -23,7 +23,7 @@ from autockpt.executors.keeper.slots import BOARD_BYTES
 from autockpt.executors.linux.memory import Arena, swing_bytes
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.protocol.deadlines import Deadlines
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.executors.storage.places import account
 from autockpt.values.errors import AutockptError, CorruptCheckpointError, ProtocolError
 from autockpt.values.generation import Generation

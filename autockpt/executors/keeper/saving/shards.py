@@ -24,7 +24,7 @@ from autockpt.executors.keeper.saving.drain import Drain
 from autockpt.executors.keeper.saving.shard_writer import PersistTarget, ShardOutcome, ShardPipeline
 from autockpt.executors.keeper.slots import MemoryTable, RankMemory
 from autockpt.executors.protocol import messages as p
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.executors.storage.shard_file import is_full
 from autockpt.values.errors import CorruptCheckpointError
 from autockpt.values.generation import Generation

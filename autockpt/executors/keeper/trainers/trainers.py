@@ -7,7 +7,7 @@ from typing import Any
 
 from autockpt.executors.keeper import wire
 from autockpt.executors.protocol import messages as p
-from autockpt.executors.storage.claims import pid_start
+from autockpt.executors.storage.directory.claims import pid_start
 
 
 @dataclass(slots=True)

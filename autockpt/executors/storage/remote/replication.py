@@ -21,8 +21,8 @@ from autockpt.executors.protocol.messages import CatalogueEntry, TermParent, hol
 from autockpt.executors.protocol.retention import bases_of, deletions, unpinned, with_bases
 from autockpt.executors.protocol.selection import newest_chain, on_lineage, parents_of
 from autockpt.executors.storage.catalogue import verify_generation
-from autockpt.executors.storage.directory import (
-    CheckpointDirectory,
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.records import (
     CommitFile,
     RunFile,
     is_ours,

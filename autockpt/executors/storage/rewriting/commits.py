@@ -11,11 +11,11 @@ import secrets
 from dataclasses import replace
 
 from autockpt.executors.protocol.messages import Record
-from autockpt.executors.storage.directory import (
-    CheckpointDirectory,
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.marks import pin_of
+from autockpt.executors.storage.directory.records import (
     CommitFile,
     files_of,
-    pin_of,
     publish,
     read_commit,
     read_small,

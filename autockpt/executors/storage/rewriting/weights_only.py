@@ -23,7 +23,8 @@ from autockpt.executors.image.tensor_references import tensor_names
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.protocol.messages import Record, holds_weights_only
 from autockpt.executors.storage.catalogue import ShardFileSource, load_index, open_shard
-from autockpt.executors.storage.directory import CheckpointDirectory, CommitFile, read_commit
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.records import CommitFile, read_commit
 from autockpt.executors.storage.file_reuse import is_tight
 from autockpt.executors.storage.rewriting.commits import (
     forget_rewritten,

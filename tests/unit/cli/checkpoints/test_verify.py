@@ -12,9 +12,10 @@ import pytest
 import autockpt
 from autockpt.cli.app import run
 from autockpt.executors.storage import catalogue
-from autockpt.executors.storage import directory as directory_module
 from autockpt.executors.storage.catalogue import VerifyResult
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory import commits as commits_module
+from autockpt.executors.storage.directory import records as records_module
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.integrations.convert import image_reader
 from autockpt.integrations.places import read_beside_run
 from autockpt.values.errors import ConfigError, NoCheckpointError, StorageError
@@ -102,16 +103,16 @@ def test_the_next_newest_is_read_where_the_newest_goes(
 def deleting_once_opened(directory: str, monkeypatch: pytest.MonkeyPatch) -> list[Generation]:
     """Retention deletes the second one when its COMMIT has been read; what it has deleted."""
     gone: list[Generation] = []
-    real = directory_module.read_commit
+    real = records_module.read_commit
 
-    def read_commit(path: str) -> directory_module.CommitFile:
+    def read_commit(path: str) -> records_module.CommitFile:
         found = real(path)
         if SECOND.name in path and not gone:
             gone.append(SECOND)
             CheckpointDirectory(directory).delete(SECOND)
         return found
 
-    for module in (directory_module, image_reader):
+    for module in (commits_module, records_module, image_reader):
         monkeypatch.setattr(module, "read_commit", read_commit)
     return gone
 

@@ -22,7 +22,7 @@ from autockpt.cli.shared import plan_choice
 from autockpt.cli.shared.options import find_script
 from autockpt.console import Console
 from autockpt.executors.storage.catalogue import committed_names
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.executors.storage.places import store
 from autockpt.executors.storage.places.object_store import Objects
 from autockpt.executors.storage.rewriting.commits import replace_commit

@@ -13,7 +13,7 @@ from autockpt.executors.image.container import read_index, write_trailer
 from autockpt.executors.keeper.saving.delta_bases import Base
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.state.live_state import LiveState
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.values.generation import Generation
 from tests.unit.executors.checkpoints import commit_images
 from tests.unit.executors.image.test_container import index

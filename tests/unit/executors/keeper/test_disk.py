@@ -19,7 +19,7 @@ from autockpt.executors.keeper.storage_worker import (
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.state.live_state import LiveState
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.executors.storage.rewriting import weights_only
 from autockpt.executors.storage.rewriting.weights_only import write_weights
 from autockpt.executors.storage.shard_file import ImageReader

@@ -14,7 +14,7 @@ from autockpt.executors.keeper.saving.shards import ShardSaves
 from autockpt.executors.keeper.slots import MemoryTable
 from autockpt.executors.keeper.wire import SlotsWanted
 from autockpt.executors.protocol import messages as p
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.values.generation import Generation
 
 IMAGE_BYTES = 8192

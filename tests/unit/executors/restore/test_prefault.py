@@ -15,7 +15,7 @@ from autockpt.executors.restore.prefault import PrefaultedMemory, new_bytes
 from autockpt.executors.restore.reader import restore_shards
 from autockpt.executors.restore.shard_sources import one_shard
 from autockpt.executors.state.live_state import LiveState
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.values.generation import Generation
 from tests.unit.executors.checkpoints import commit_state, open_file
 from tests.unit.executors.linux.test_restore_allocator import mapped

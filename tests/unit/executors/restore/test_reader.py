@@ -15,7 +15,8 @@ from autockpt.executors.restore.apply_state import apply_state, left_as_built
 from autockpt.executors.restore.shard_sources import SlotSource
 from autockpt.executors.state import state_tree
 from autockpt.executors.state.live_state import LiveState
-from autockpt.executors.storage.directory import CheckpointDirectory, read_commit
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.records import read_commit
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 from autockpt.values.generation import Generation
 from tests.unit.executors.checkpoints import CHUNK, commit_state, open_file, restore_shard

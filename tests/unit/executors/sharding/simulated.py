@@ -13,7 +13,7 @@ from autockpt.executors.sharding.local_shard import LocalShard, whole_of
 from autockpt.executors.snapshot.replica_shares import Place
 from autockpt.executors.snapshot.snapshotter import Snapshotter
 from autockpt.executors.state.live_state import LiveState
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.values.generation import Generation
 from tests.unit.executors.checkpoints import commit_images
 from tests.unit.executors.states import Holder, bytes_of, step

@@ -18,7 +18,7 @@ from autockpt.executors.restore.plan.load_plan import LoadPlan
 from autockpt.executors.restore.plan.planner import LoadPlanner
 from autockpt.executors.restore.shard_sources import Together, shards_on_disk
 from autockpt.executors.storage.catalogue import ShardFileSource
-from autockpt.executors.storage.directory import CommitFile, read_commit
+from autockpt.executors.storage.directory.records import CommitFile, read_commit
 from autockpt.values.errors import CorruptCheckpointError
 from autockpt.values.record import to_json
 from tests.unit.executors.checkpoints import CHUNK

@@ -12,7 +12,7 @@ from torch import nn
 from autockpt.executors.restore.apply_state import apply_state
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.state.own_state import ModuleState
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.values.errors import ConfigError
 from autockpt.values.generation import Generation
 from tests.unit.executors.checkpoints import commit_state, open_file, restore_shard

@@ -9,7 +9,8 @@ import pytest
 
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.storage.catalogue import list_generations, load_index, verify_generation
-from autockpt.executors.storage.directory import CheckpointDirectory, read_commit
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.records import read_commit
 from autockpt.executors.storage.places.file_system import FileSystem
 from autockpt.values.errors import AutockptError, CorruptCheckpointError
 from autockpt.values.generation import Generation

@@ -10,8 +10,8 @@ import pytest
 from autockpt.executors.keeper.storage_worker import DiskWorker
 from autockpt.executors.linux import mounts
 from autockpt.executors.protocol import messages as p
-from autockpt.executors.storage import directory as directory_module
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory import identity as identity_module
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.values.errors import GuardError, StorageError
 from autockpt.values.generation import Generation
 
@@ -92,7 +92,7 @@ def test_a_bare_mount_point_is_left_alone(
     directory, run_id = held
     empty(directory)
     points = mounts.mount_points()
-    monkeypatch.setattr(directory, "_mount", directory.path)
+    monkeypatch.setattr(directory._identity, "_mount", directory.path)
     monkeypatch.setattr(mounts, "mount_points", lambda: points)
     with pytest.raises(StorageError, match=f"nothing is mounted at {directory.path}"):
         directory.renew(1)
@@ -112,7 +112,7 @@ def test_a_table_that_cannot_be_read_is_no_unmount(
     def fail(point: str) -> bool:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(directory_module, "is_mounted", fail)
+    monkeypatch.setattr(identity_module, "is_mounted", fail)
     with pytest.raises(StorageError, match="look for the mount point of: Input/output error"):
         directory.renew(1)
 

@@ -15,7 +15,8 @@ from autockpt.executors.image.layout.runs import Kind
 from autockpt.executors.keeper.saving.delta_bases import Base, Bases
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.storage.catalogue import MOST_BASES, open_shard, verify_generation
-from autockpt.executors.storage.directory import CheckpointDirectory, read_commit
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.records import read_commit
 from autockpt.values.errors import CorruptCheckpointError
 from autockpt.values.generation import Generation
 from autockpt.values.record import to_json

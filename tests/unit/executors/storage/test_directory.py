@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.executors.storage.places.file_system import FileSystem
 from autockpt.values.errors import DirectoryBusyError
 from tests.contracts.directory_contract import DirectoryContract
@@ -25,7 +25,7 @@ class TestDirectory(DirectoryContract):
 
 HOLDER = """
 import select, sys
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.executors.storage.places.file_system import FileSystem
 directory = CheckpointDirectory(sys.argv[1])
 print(directory.claim(directory.open(), "theirs", 0, force=False), flush=True)

@@ -19,7 +19,8 @@ from autockpt.executors.keeper.server import Keeper
 from autockpt.executors.linux.memory import PAGE_BYTES, Arena
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.storage import file_reuse as spares
-from autockpt.executors.storage.directory import GOING, CheckpointDirectory
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.removal import GOING
 from autockpt.executors.storage.file_reuse import KEPT_PER_RANK, ReusableFiles
 from autockpt.executors.storage.shard_file import ImageFile
 from autockpt.values.errors import StorageError

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autockpt.executors.protocol.messages import TermParent
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.executors.storage.lineage import decision_text, read_decision
 from autockpt.values.errors import CorruptCheckpointError
 from autockpt.values.generation import Generation

@@ -8,7 +8,8 @@ import pytest
 from autockpt.cli import app
 from autockpt.executors.storage import maintenance
 from autockpt.executors.storage.catalogue import verify_generation
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.lease import Lease
 from autockpt.executors.storage.places.unfinished_uploads import UnfinishedUpload
 from autockpt.values.errors import CorruptCheckpointError
 from autockpt.values.generation import Generation
@@ -184,7 +185,7 @@ def test_gc_leaves_the_copy_alone_that_may_be_under_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run with `remote.url` leaves no heartbeat there: only what is older than a COMMIT goes."""
-    monkeypatch.setattr(CheckpointDirectory, "require_unheld", lambda self: None)
+    monkeypatch.setattr(Lease, "require_unheld", lambda self: None)
     directory = CheckpointDirectory(f"file://{tmp_path}/store/run")
     run_id = directory.open()
     directory.claim(run_id, "launch", 0, force=False)
@@ -229,7 +230,7 @@ def test_a_directory_that_a_live_run_holds_is_left_alone(
 
 
 def upkeep_pid_start(pid: int) -> int | None:
-    from autockpt.executors.storage.claims import pid_start
+    from autockpt.executors.storage.directory.claims import pid_start
 
     return pid_start(pid)
 

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 import autockpt
 from autockpt.executors.storage.catalogue import list_generations, verify_generation
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.integrations.convert.committing import GenerationsOf
 from autockpt.integrations.dcp.storage_reader import GenerationReader, GenerationWriter
 from autockpt.values.generation import Generation

@@ -13,9 +13,9 @@ from autockpt.executors.image.container import read_index
 from autockpt.executors.keeper.saving.delta_bases import Base
 from autockpt.executors.network.discovery import read_record
 from autockpt.executors.restore.shard_sources import PatientSource, shards_on_disk
-from autockpt.executors.storage import claims
 from autockpt.executors.storage.catalogue import list_generations, verify_generation
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory import claims
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.executors.storage.places import choose, store
 from autockpt.executors.storage.places.choose import place_of
 from autockpt.executors.storage.places.place import MAX_RECORD_BYTES, always
@@ -283,7 +283,7 @@ def test_the_probe_of_a_store_measures_it_and_leaves_nothing(tmp_path: Path) -> 
 
 def test_a_directory_on_disk_loads_nothing_of_stores() -> None:
     """Each process of a job would pay for it, at each start."""
-    code = "import sys, autockpt.executors.storage.directory; print(*sys.modules)"
+    code = "import sys, autockpt.executors.storage.directory.directory; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )

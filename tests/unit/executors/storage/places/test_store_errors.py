@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.executors.storage.places import object_store
 from autockpt.executors.storage.places.object_store import RETRIES, Objects
 from autockpt.values.errors import ConfigError, StorageError

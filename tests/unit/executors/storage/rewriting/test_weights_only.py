@@ -18,7 +18,8 @@ from autockpt.executors.protocol.messages import holds_weights_only
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.storage import catalogue
 from autockpt.executors.storage.catalogue import list_generations, verify_generation
-from autockpt.executors.storage.directory import CheckpointDirectory, CommitFile, read_commit
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.records import CommitFile, read_commit
 from autockpt.executors.storage.maintenance import leftovers
 from autockpt.executors.storage.remote import Objects, RemoteCopies
 from autockpt.executors.storage.rewriting.commits import (
@@ -344,7 +345,7 @@ def test_who_reads_meanwhile_reads_again(tmp_path: Path, monkeypatch: pytest.Mon
 
 KILLED = """
 import json, os, shutil, signal, sys
-from autockpt.executors.storage.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.executors.storage.rewriting.commits import replace_commit
 from autockpt.executors.storage.rewriting.weights_only import write_weights
 from autockpt.executors.throttle.rate_limit import Unlimited

@@ -1,0 +1,1 @@
+"""The checkpoint directory: run, lease, commits, marks and removal."""
