@@ -723,6 +723,8 @@ def _advice(error: OSError) -> str:
         errno.EDQUOT: "; the quota is used up; name another place with --run-dir",
         errno.EROFS: "; the file system is read-only; name another place with --run-dir",
         errno.EACCES: "; name a place that this user may write with --run-dir",
+        errno.EPERM: "; name a place that this user may write with --run-dir",
+        errno.ENOENT: "; name a place that exists with --run-dir",
         errno.ENOTDIR: "; a file stands where a directory is needed",
         errno.EEXIST: "; a file stands where a directory is needed",
     }.get(error.errno or 0, "")

@@ -42,11 +42,11 @@ def profile_tiles(data: RunData) -> tuple[Tile, ...]:
     expected, current = decision.expected, decision.current
     return (
         Tile(label="Goodput", value=format_fraction(expected.goodput),
-             note=f"today {format_fraction(current.goodput)}" if current else ""),
+             note=f"{format_fraction(current.goodput)} with blocking saves" if current else ""),
         Tile(label="Stall", value=format_duration(expected.stall_s),
-             note=f"each, today {format_duration(current.stall_s)}" if current else "each"),
+             note=f"each, {format_duration(current.stall_s)} if blocking" if current else "each"),
         Tile(label="Time to durable", value=format_duration(expected.persist_s),
-             note=f"today {format_duration(current.persist_s)}" if current else "on disk"),
+             note=f"{format_duration(current.persist_s)} if blocking" if current else "on disk"),
         *_loss_tile(decision, profile),
         Tile(label="Recovery", value=format_duration(expected.recovery_memory_s),
              note=f"from disk: {format_duration(expected.recovery_disk_s)}"),

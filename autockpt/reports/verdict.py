@@ -291,8 +291,11 @@ def _against_plan(data: RunData, promises: Sequence[Promise]) -> str:
         return ""
     expects = f"The plan in force expects to lose {format_fraction(data.decision.expected.waste)}"
     seen = next((p.observed for p in promises if p.name == "waste"), None)
-    since = f"; since it applies {format_fraction(seen)} was lost" if seen is not None else ""
-    return f"{expects}{since}."
+    if seen is None:
+        return f"{expects}."
+    if any(p.name == "checkpoint_waste" and p.verdict == "not yet" for p in promises):
+        return f"{expects}; it made too few checkpoints to be judged."
+    return f"{expects}; since it applies {format_fraction(seen)} was lost."
 
 
 def _next_step(data: RunData, ended: RunEnding | None, found: Sequence[Finding]) -> tuple[str, str]:
@@ -359,7 +362,7 @@ def confidence(
     if accounting is not None and accounting.other_s < -1e-6 * max(1.0, accounting.wall_s):
         return "low", "the telemetry contradicts itself"
     if accounting is not None:
-        return "high", "measured"
+        return "high", "the times above are measured"
     if profile is None:
         return "low", "no profile"
     doubts = []

@@ -260,7 +260,7 @@ def ls(console: Console, path: str) -> None:
         console.say(f"{path}: an archive without generations")
         return
     console.table(
-        ("generation", "step", "size", "ratio", "codec", "needs", "note"),
+        ("checkpoint", "step", "size", "ratio", "codec", "needs", "note"),
         (
             (
                 row["generation"], str(row["step"]), format_bytes(row["bytes"]),

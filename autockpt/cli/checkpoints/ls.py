@@ -1,5 +1,6 @@
 """`autockpt ls PATH`: the checkpoints of a run or a directory."""
 
+import os
 from typing import TYPE_CHECKING
 
 import click
@@ -50,7 +51,7 @@ def ls(console: Console, path: str) -> None:
         console.say(f"{place.directory}: no checkpoints")
         return
     console.table(
-        ("generation", "step", "ranks", "size", "written", "state", "health", "note"),
+        ("checkpoint", "step", "ranks", "size", "written", "state", "health", "note"),
         (
             (
                 record.name,
@@ -93,7 +94,7 @@ def _list_runs(console: Console, path: str, runs: "list[RunDirectory]") -> None:
             for row in rows
         ],
     )  # fmt: skip
-    console.next(["autockpt", "report", str(runs[-1].path)])
+    console.next(["autockpt", "report", os.path.join(path, runs[-1].path.name)])
 
 
 def _notes(record: "GenerationRecord") -> list[str]:

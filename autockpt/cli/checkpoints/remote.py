@@ -403,7 +403,7 @@ def ls(console: Console, url: str) -> None:
         console.say(f"{url}: no checkpoints")
         return
     console.table(
-        ("generation", "step", "ranks", "size", "written", "health", "note"),
+        ("checkpoint", "step", "ranks", "size", "written", "health", "note"),
         (
             (
                 commit.generation.name,

@@ -398,8 +398,8 @@ def write_decision(
         run.write_profile(profile)
         plan_choice.write(run, decided.decision)
     # Else a resumed run goes on where it was; rank 0 writes down what it decides again.
-    said = f"{verdict(decided.decision)} (from {shown(where)})"
-    return f"{said}; {decided.change}" if decided.change else said
+    # A change at the start is told by the session, with its plan.
+    return f"{verdict(decided.decision)} (from {shown(where)})"
 
 
 def scale_of(launching: dict[str, Any]) -> Scale:

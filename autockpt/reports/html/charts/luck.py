@@ -1,4 +1,4 @@
-"""How lost time spreads over simulated worlds: one violin for each way to checkpoint."""
+"""How lost time spreads over simulated runs: one violin for each way to checkpoint."""
 
 import math
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def draw(risk: Risk) -> Html:
 def legend() -> Html:
     """Meaning of the marks."""
     items = (
-        (tag("path", d="M1 6Q14 -4 27 6Q14 16 1 6Z", class_="violin"), "worlds, by how many"),
+        (tag("path", d="M1 6Q14 -4 27 6Q14 16 1 6Z", class_="violin"), "simulated runs, by number"),
         (tag("path", d="M1 6H27", class_="whisker"), "90 % of them"),
         (tag("circle", cx=14, cy=6, r=4.5, class_="here"), "median"),
         (tag("path", d="M14 1V11", class_="best"), "promised: the mean"),

@@ -200,9 +200,13 @@ def _encoders(profile: Profile) -> Child:
     )
 
 
+CLASSES = {"moments": "optimizer moments", "other": "random state, positions and the like"}
+"""Classes of tensors whose name says too little."""
+
+
 def _state(profile: Profile) -> Child:
     rows = [
-        (item.name, str(item.tensors), format_bytes(item.bytes),
+        (CLASSES.get(item.name, item.name), str(item.tensors), format_bytes(item.bytes),
          ", ".join(f"{name} {format_bytes(count)}" for name, count in item.dtypes.items()))
         for item in profile.state.classes
     ]  # fmt: skip

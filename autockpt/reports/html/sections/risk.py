@@ -36,16 +36,17 @@ def _spread(risk: Risk) -> Html:
         tag("p", risk.sentence()),
         tag(
             "p",
-            "Each world draws a failure rate from what is known of it (between one failure in "
-            f"{low} and one in {high}, median {middle}) and then the failures themselves "
-            f"({risk.failures[0]} to {risk.failures[2]} of them); both ways meet the same. "
+            "Each simulated run draws a failure rate from what is known of it (between one failure "
+            f"in {low} and one in {high}, median {middle}) and then the failures themselves "
+            f"({risk.failures[0]} to {risk.failures[2]} of them); both plans meet the "
+            "same failures. "
             "The promise is the formula's mean for the mean rate.",
             class_="lead",
         ),
         chart(luck.draw(risk), luck.legend()),
         details(
             "Same data as a table",
-            table(head, rows, caption=f"Lost time in {risk.worlds} worlds of seed {risk.seed}",
+            table(head, rows, caption=f"{risk.worlds} simulated runs, seed {risk.seed}",
                   numbers=(1, 2, 3, 4, 5)),
         ),
     )  # fmt: skip

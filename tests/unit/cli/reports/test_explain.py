@@ -79,7 +79,7 @@ def test_one_decision_comes_with_its_numbers(
     staging = text_of(capsys, "explain", str(tuned.path), "staging")
     assert "v2" not in staging
     assert run(["explain", str(tuned.path), "stagging"]) == 78
-    assert "it has: memory.interval, disk.interval, staging" in capsys.readouterr().err
+    assert "there are: memory.interval, disk.interval, staging" in capsys.readouterr().err
 
 
 def test_everything_is_one_object_with_json(

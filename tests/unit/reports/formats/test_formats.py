@@ -34,7 +34,7 @@ the usual names (autockpt run ends by printing them with the script's own):
    Lost: No checkpoint was taken, because the script never attached. A failure would
    have cost all of the run.
    Next: Add the lines that autockpt run printed; then start it again.
-   Confidence: high (measured).
+   Confidence: high (the times above are measured).
 
   At stake     60 min 1 s  all of the run
   Checkpoints  none        the script never attached
