@@ -94,7 +94,7 @@ def merge_positions(
         parts = {n: [s and s["loaders"].get(n) for s in states] for n in names}
         return {"loaders": {n: merge_positions(part, rank, world) for n, part in parts.items()}}
     merged = dict(given[0])
-    for name in ("fetches", "drawing"):  # under the random numbers of one rank
+    for name in ("fetches", "fetches_drawing", "drawing"):  # under random numbers of one rank
         merged.pop(name, None)
     place = place_in(merged)
     if any((s["epoch"], place_in(s)) != (merged["epoch"], place) for s in map(dict, given)):

@@ -129,7 +129,7 @@ class DataPosition:
             if self._others:
                 state["others"] = self._others
             if self._drawing:
-                state["drawing"] = self._drawn() if self._before is None else self._before
+                state["drawing"] = self.drawn() if self._before is None else self._before
             if self._began:
                 state["began"] = self._began
         else:
@@ -137,11 +137,14 @@ class DataPosition:
             state.update(seeds_of(self.loader))
         return state
 
-    def _drawn(self) -> dict[str, Any]:
+    def drawn(self) -> dict[str, Any]:
+        """States of the generators that loading a sample draws from."""
         return {name: generator_state(one) for name, one in self._drawing.items()}
 
-    def _draw_on(self, states: dict[str, Any]) -> None:
-        """Raises ConfigError for the state of a generator that is not there.
+    def draw_on(self, states: dict[str, Any]) -> None:
+        """Puts states of `drawn` back.
+
+        Raises ConfigError for the state of a generator that is not there.
 
         Generators of workers cannot be put back.
         """
@@ -192,7 +195,7 @@ class DataPosition:
             require_generators(self.loader, self._shuffle, self._others)
             self._began, self._goes_on = state.get("began", {}), state.get("drawing", {})
             if not self.is_read_again:
-                self._draw_on(self._goes_on)
+                self.draw_on(self._goes_on)
             self._resuming = self._shuffle is not None or self.index > 0 or self._start > 0
         else:
             self._tell_sampler()  # now: torchdata's asks it as soon as its own state is asked for
@@ -272,7 +275,7 @@ class DataPosition:
             if now is not None:
                 set_rng_state(now)
             self._stream = self.batches()
-        self._before, self._before_newest = None, self._drawn()
+        self._before, self._before_newest = None, self.drawn()
         try:
             return next(self._stream)
         except Exception:
@@ -315,7 +318,7 @@ class DataPosition:
             self._others["values"] = changed
         self._new_workers = not _keeps_workers(self._plain) or self._plain._iterator is None
         if self.is_read_again:
-            self._began = {"drawing": self._drawn(), "epoch": _epoch_of(self.loader.dataset)}
+            self._began = {"drawing": self.drawn(), "epoch": _epoch_of(self.loader.dataset)}
         return iter(self._plain)
 
     def _stateful_epoch(self) -> Iterator[Any]:
@@ -359,13 +362,13 @@ class DataPosition:
 
     def _read_epoch(self) -> Iterator[Any]:
         put_back(self.loader, self._shuffle, self._others)
-        self._draw_on(self._began.get("drawing", {}))
+        self.draw_on(self._began.get("drawing", {}))
         if self._began.get("epoch") is not None:
             self.loader.dataset.set_epoch(self._began["epoch"])
         batches: Iterator[Any] = iter(self.loader)
         for _ in range(self.index):
             next(batches, None)
-        self._draw_on(self._goes_on)
+        self.draw_on(self._goes_on)
         return batches
 
     def _before_order(self) -> None:
@@ -510,8 +513,9 @@ def _require_plain_loader(loader: Any) -> None:
         )
     if isinstance(loader.dataset, IterableDataset):
         raise ConfigError(
-            "attach(data=...): a DataLoader over an IterableDataset cannot be skipped by index; "
-            "use torchdata's StatefulDataLoader or give the data set state_dict/load_state_dict"
+            "attach(data=...): a DataLoader over an IterableDataset cannot be skipped by index and "
+            "does not ask the data set for its state. Use torchdata's StatefulDataLoader, which "
+            "does where the data set has state_dict/load_state_dict"
         )
     if loader.num_workers and not getattr(loader, "in_order", True):
         raise ConfigError(

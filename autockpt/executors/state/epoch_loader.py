@@ -33,6 +33,8 @@ class _Fetch:
     rng: Any
     own: Any
     """State of a loader that has one; None for others."""
+    drawing: Any
+    """States of the generators that loading a sample draws from, by name."""
 
 
 class EpochLoader:
@@ -144,12 +146,16 @@ class EpochLoader:
             state["loader"] = pending[0].own
         if pending:
             state["fetches"] = [fetch.rng for fetch in pending]
+        if any(fetch.drawing for fetch in pending):
+            state["fetches_drawing"] = [fetch.drawing for fetch in pending]
         return state
 
     def load(self, state: dict[str, Any]) -> None:
         """Takes back what `state` gave; the next pass goes on from there."""
         self._place.load(state)
-        self.__dict__["_resumed"] = list(state.get("fetches", ()))
+        fetches = state.get("fetches", ())
+        drawing = state.get("fetches_drawing") or [{}] * len(fetches)
+        self.__dict__["_resumed"] = list(zip(fetches, drawing, strict=True))
 
     @property
     def wrapped_loader(self) -> Any:
@@ -173,19 +179,22 @@ class EpochLoader:
         self._begin()
         self._begin_first()
         place, now = self._place, rng_state()
+        drawn = place.drawn()
         self.__dict__["_under_way"] = True
         within = place.under_way
         iterator = place.begin_again() if place.is_undrawn else place.begin()
         if within:
             set_rng_state(now)
-        for rng in fetches:
-            self._note(_Fetch(rng, self._own_state()))
+        for rng, drawing in fetches:
+            self._note(_Fetch(rng, self._own_state(), drawing))
             set_rng_state(rng)
+            place.draw_on(drawing)
             if not place.index:
                 place.draw()
             batch = next(iterator, _NOTHING)
             place.tell_sampler_as_then()
             set_rng_state(now)
+            place.draw_on(drawn)
             if batch is _NOTHING:
                 raise ConfigError(
                     f"data: the epoch ends after {place.index} batches, and the checkpoint was "
@@ -201,7 +210,7 @@ class EpochLoader:
         number = place.epoch
         while True:
             if self._ahead:
-                self._note(_Fetch(rng_state(), self._own_state()))
+                self._note(_Fetch(rng_state(), self._own_state(), place.drawn()))
             if not place.index:
                 place.draw()
             batch = next(iterator, _NOTHING)

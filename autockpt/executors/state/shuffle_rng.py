@@ -5,9 +5,11 @@ Others shuffle by Python's or numpy's, have their own of any of the three kinds,
 shuffle the order of the epoch before.
 """
 
+import contextlib
 import copy
 import random
-from types import ModuleType
+from collections.abc import Iterator
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -144,16 +146,44 @@ def _given(loader: Any) -> list[torch.Generator]:
 
 
 def _held(loader: Any) -> dict[str, Any]:
-    """Generators in the attributes of samplers and of the samplers in those, each once."""
+    """Generators in the attributes of samplers and of the samplers in those, each once.
+
+    Those too that methods of a script's sampler take from variables outside of it.
+    """
     known = {id(generator) for generator in _given(loader)}
     found: dict[str, Any] = {}
     for path, sampler in _samplers(loader):
-        for name, value in _attributes(sampler).items():
+        for name, value in [*_attributes(sampler).items(), *_named_by(sampler)]:
             kept = isinstance(value, GENERATORS) and not isinstance(value, random.SystemRandom)
             if kept and id(value) not in known:
                 known.add(id(value))
                 found[f"{path}.{name}"] = value
     return found
+
+
+def _named_by(owner: Any) -> Iterator[tuple[str, Any]]:
+    """(name, generator) of global and enclosing variables in a function, or in methods of a class.
+
+    Methods of torch's classes name none.
+    """
+    owner = getattr(owner, "func", owner)  # functools.partial
+    functions = [owner] if isinstance(owner, FunctionType) else _methods(type(owner))
+    for function in functions:
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, cell in cells:
+            with contextlib.suppress(ValueError):  # not set yet
+                yield f"{name}()", cell.cell_contents
+        codes = [function.__code__]
+        for code in codes:  # which grows
+            codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+            for name in code.co_names:
+                if isinstance(function.__globals__.get(name), GENERATORS):
+                    yield f"{name}()", function.__globals__[name]
+
+
+def _methods(kind: type) -> list[FunctionType]:
+    kinds = [each for each in kind.__mro__ if not each.__module__.startswith("torch.")]
+    return [one for each in kinds for one in vars(each).values() if isinstance(one, FunctionType)]
 
 
 GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
@@ -171,7 +201,7 @@ def data_generators(loader: Any, *, of_workers: bool = False) -> dict[str, Any]:
     found: dict[str, Any] = {}
     inside = [("dataset", loader.dataset), ("collate_fn", loader.collate_fn)]
     for path, one in inside:  # which grows
-        for name, value in _parts(one):
+        for name, value in [*_parts(one), *_named_by(one)]:
             if id(value) in known or isinstance(value, random.SystemRandom):
                 continue
             if isinstance(value, GENERATORS):

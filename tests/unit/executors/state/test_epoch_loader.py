@@ -172,6 +172,60 @@ def test_a_generator_that_a_sampler_makes_late_goes_on(until: int) -> None:
     assert killed_and_resumed(make, until, 1, told) == undisturbed(make, 1, told)
 
 
+OUTSIDE = torch.Generator()
+"""As a script has one beside its classes."""
+
+
+class DrawsOutside(Sampler[int]):
+    """Its order is drawn from a global variable."""
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(ITEMS, generator=OUTSIDE).tolist()
+
+
+class DrawsInside(Dataset[torch.Tensor]):
+    """Each sample draws from a generator of the data set, and from another."""
+
+    def __init__(self, other: torch.Generator) -> None:
+        self.own = torch.Generator().manual_seed(7)
+        self.other = other
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        drawn = [torch.rand((), generator=one).item() for one in (self.own, self.other)]
+        return torch.tensor([float(index), *drawn])
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("until", [1, 4, 5, 6, 9, 12])
+def test_an_order_drawn_from_a_global_variable_goes_on(until: int, ahead: int) -> None:
+    """The order of the epoch under way is drawn again from the state of then."""
+
+    def make() -> Any:
+        OUTSIDE.manual_seed(5)
+        return DataLoader(Drawing(), batch_size=2, sampler=DrawsOutside())
+
+    assert killed_and_resumed(make, until, ahead) == undisturbed(make, ahead)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("until", [1, 4, 5, 6, 9, 12])
+def test_generators_of_a_data_set_go_on_behind_a_fetch_ahead(until: int, ahead: int) -> None:
+    """A batch that was fetched and not trained is drawn again, from the state in front of it."""
+
+    def make() -> Any:
+        other = torch.Generator().manual_seed(9)
+        noise = lambda rows: torch.stack(rows) + torch.rand((), generator=other)  # noqa: E731
+        return DataLoader(DrawsInside(other), batch_size=2, shuffle=True, collate_fn=noise)
+
+    assert killed_and_resumed(make, until, ahead) == undisturbed(make, ahead)
+
+
 def test_more_than_one_ahead_needs_to_be_told() -> None:
     """How many batches are left when the loader has ended is the framework's knowledge."""
     loader = EpochLoader(plain(), ahead=2, begin=lambda: None)
