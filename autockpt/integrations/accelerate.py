@@ -121,6 +121,7 @@ class AcceleratedLoop(OverSession):
         """The end: the last checkpoint is made durable."""
         if sys.exc_info()[1] is None:
             self._pay()
+            self.session.finish_restore()  # nothing was left to train
         atexit.unregister(self._at_exit)
         self.session.close()
 

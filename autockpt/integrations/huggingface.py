@@ -7,6 +7,7 @@ A callback alone cannot do it.  Trainer decides where its loop begins before any
 a step's evaluation, log and own save go on behind the last one.  `protect` therefore wraps bound
 methods of the one trainer that it is given:
 
+* `train` goes on where a checkpoint of Trainer's own cannot be read and there is one of ours.
 * `get_train_dataloader` remembers the loader.
 * `_init_training_state` prepares early, attaches (which restores), and returns the first step.
 * `_prepare_for_training` returns the prepared objects.
@@ -37,7 +38,7 @@ from autockpt.policies.interval.closed_forms import young_interval_s
 from autockpt.values.errors import ConfigError
 
 WRAPPED = (
-    "get_train_dataloader", "_init_training_state", "_prepare_for_training", "_run_epoch",
+    "train", "get_train_dataloader", "_init_training_state", "_prepare_for_training", "_run_epoch",
     "_load_rng_state", "_maybe_log_save_evaluate", "_finalize_training",
 )  # fmt: skip
 """Methods of Trainer that are wrapped."""
@@ -86,12 +87,18 @@ class _Protection:
         self._prepared: tuple[Any, Any] | None = None
         self._ckpt: Any = None
         self._trainings = 0
+        self._asks_ours = False
+        """This `train()` has come as far as `attach`."""
+        self._unreadable: Exception | None = None
+        """The error with which Trainer refused its own checkpoint."""
         self._epoch, self._updates, self._per_epoch = 0, 0, 1
         self._stepped_at = 0
         """`global_step` at the newest boundary."""
         self._owed = False
         """A boundary stands behind the end of the epoch."""
         self._saved: Mapping[str, Any] = {}
+        self._looked = False
+        """Callbacks were looked at for tensors that are not saved."""
         trainer.autockpt = None
         for name in WRAPPED:
             setattr(trainer, name, getattr(self, name.lstrip("_")))
@@ -99,6 +106,19 @@ class _Protection:
         trainer.callback_handler.callbacks.insert(0, _Sums(self))
 
     # ------------------------------------------------------------------ wrapped methods
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *rest: Any, **named: Any
+    ) -> Any:
+        """A kill may have damaged the checkpoint that the script names; ours goes first."""
+        self._asks_ours, self._unreadable = False, None
+        try:
+            return self._old["train"](resume_from_checkpoint, *rest, **named)
+        except Exception as error:
+            if not resume_from_checkpoint or self._asks_ours:
+                raise
+            self._unreadable = error
+        return self._old["train"](None, *rest, **named)
 
     def get_train_dataloader(self) -> Any:
         """Remembers it: a session does not exist yet."""
@@ -119,14 +139,25 @@ class _Protection:
         trainer = self._trainer
         theirs = self._old["_init_training_state"](max_steps, per_epoch, epochs, resume, trial)
         self._prepared = self._old["_prepare_for_training"](max_steps, self._loader, resume)
+        self._asks_ours = True
         self._ckpt = trainer.autockpt = self._attach()
         restored = self._ckpt.restored
         begins = theirs
+        if restored is None and self._unreadable is not None:
+            self._end_former()
+            raise self._unreadable
         if restored is not None:
+            if self._unreadable is not None:
+                print(
+                    f"autockpt: goes on from its own checkpoint of step {restored.step}; "
+                    f"resume_from_checkpoint cannot be read: {self._unreadable!r:.200}",
+                    flush=True,
+                )
             if resume is not None:
                 print(
                     f"autockpt: goes on from its own checkpoint of step {restored.step}, not from "
-                    f"resume_from_checkpoint={resume!r}; attach anew with fresh=True for that one",
+                    f"resume_from_checkpoint={resume!r}; protect(trainer, fresh=True) begins with "
+                    "that one",
                     flush=True,
                 )
             require_counters("protect(trainer)", restored.extra, "epoch")
@@ -198,13 +229,15 @@ class _Protection:
         self._stepped_at = trainer.state.global_step
         self._updates += 1
         stops = control.should_epoch_stop or control.should_training_stop
-        self._owed = bool(stops or self._updates >= self._per_epoch)
+        ended = getattr(self._loader, "end_of_dataloader", False)  # of a stream without a length
+        self._owed = bool(stops or ended or self._updates >= self._per_epoch)
         if not self._owed:
             self._boundary()
 
     def finalize_training(self, *arguments: Any, **named: Any) -> Any:
         """End the session while the model still has the weights of the last step."""
         if self._ckpt is not None:
+            self._ckpt.finish_restore()  # nothing was left to train
             self._ckpt.close()
             self._trainer.args.eval_on_start |= bool(self._saved.get("eval_on_start"))
         return self._old["_finalize_training"](*arguments, **named)
@@ -212,6 +245,14 @@ class _Protection:
     # ------------------------------------------------------------------ parts
 
     def _boundary(self) -> None:
+        if not self._looked:
+            self._looked = True
+            for callback, name in _unsaved(self._trainer):
+                print(
+                    f"autockpt: the callback {callback} keeps tensors in `{name}`, which no "
+                    "checkpoint has. Give it state_dict and load_state_dict",
+                    flush=True,
+                )
         self._ckpt.step()
         if self._ckpt.stopped:
             self._trainer.control.should_training_stop = True
@@ -241,7 +282,7 @@ class _Protection:
             run_dir=run_dir,
             extra=self._extra,
             restore="tensors",
-            **self._attached,
+            **(_kept_beside(trainer, self._attached) | self._attached),
         )
 
     def _protect_loader(self) -> None:
@@ -312,6 +353,54 @@ class _Protection:
         trainer._tr_loss = torch.tensor(
             self._saved["loss"], dtype=torch.float32, device=trainer.args.device
         )
+
+
+def _kept_beside(trainer: Any, attached: Mapping[str, Any]) -> dict[str, Any]:
+    """By name what the script trains beside the model, and callbacks with a state of tensors.
+
+    Optimizers among the attributes of the trainer are found, and modules whose parameters they
+    step.
+    """
+    given = {id(value) for value in attached.values()}
+    found: dict[str, Any] = {}
+    for callback in trainer.callback_handler.callbacks:
+        both = (getattr(callback, name, None) for name in ("state_dict", "load_state_dict"))
+        if id(callback) not in given and all(map(callable, both)):
+            name = f"callback_{type(callback).__name__}"
+            found[f"{name}{sum(key.startswith(name) for key in found) or ''}"] = callback
+    main = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    optimizers = {
+        name: value for name, value in vars(trainer).items()
+        if isinstance(value, torch.optim.Optimizer) and value not in (trainer.optimizer, main)
+    }  # fmt: skip
+    stepped = {
+        id(parameter) for one in optimizers.values()
+        for group in one.param_groups for parameter in group["params"]
+    } - {id(parameter) for parameter in trainer.model_wrapped.parameters()}  # fmt: skip
+    modules = {
+        name: value for name, value in vars(trainer).items()
+        if isinstance(value, torch.nn.Module) and stepped & set(map(id, value.parameters()))
+    }  # fmt: skip
+    return found | {n: v for n, v in (modules | optimizers).items() if id(v) not in given}
+
+
+def _unsaved(trainer: Any) -> list[tuple[str, str]]:
+    """(callback, attribute) of tensors in callbacks of the script that say no state."""
+    return [
+        (type(callback).__name__, name)
+        for callback in trainer.callback_handler.callbacks
+        if type(callback).__module__.partition(".")[0] not in ("transformers", "trl", "autockpt")
+        and not hasattr(callback, "state_dict") and not isinstance(callback, ExportableState)
+        for name, value in vars(callback).items() if _holds_tensors(value, trainer)
+    ]  # fmt: skip
+
+
+def _holds_tensors(value: Any, trainer: Any) -> bool:
+    if isinstance(value, torch.nn.Module):
+        return value is not trainer.model and value is not trainer.model_wrapped
+    parts = value.values() if isinstance(value, dict) else value
+    parts = parts if isinstance(value, dict | list | tuple) else [value]
+    return any(isinstance(part, torch.Tensor) for part in parts)
 
 
 def _metrics(trainer: Any) -> dict[str, dict[str, list[float]]]:

@@ -322,6 +322,7 @@ class Session:
         iterations.  Else the first batch of a resumed `loader` does it.
         """
         self._position.finish_restore()
+        self._let_build()
 
     def loader(
         self, dataloader: Any, *, ahead: int = 0, name: str = ONLY, replace: bool = False

@@ -1,6 +1,8 @@
 """Hugging Face Trainer over the samples of the contract.
 
-The option `lora` trains an adapter of PEFT, `sft` a small language model in TRL's SFTTrainer.
+The option `lora` trains an adapter of PEFT, `sft` a small language model in TRL's SFTTrainer,
+`stream` a data set without a length.  With `torn` Trainer saves too, and finds its newest save
+damaged; with `beside` a second net and its optimizer are trained, and a callback averages weights.
 """
 
 import os
@@ -22,6 +24,7 @@ from tests.contracts.adapter_process import (
     EPOCHS,
     OWN_EVERY,
     SAMPLES,
+    WIDTH,
     Case,
     Model,
     Samples,
@@ -88,6 +91,52 @@ def _sft(args: dict[str, Any], watch: Watch) -> Trainer:
     )  # fmt: skip
 
 
+class Average(TrainerCallback):  # type: ignore[misc]
+    """Of the weights: it says its state as modules do."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.mean = {name: one.clone() for name, one in model.named_parameters()}
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        """Behind each step."""
+        for name, one in model.named_parameters():
+            self.mean[name].lerp_(one.detach(), 0.1)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The mean."""
+        return dict(self.mean)
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """The mean."""
+        for name, one in state.items():
+            self.mean[name].copy_(one)
+
+
+class Critic(Trainer):
+    """Trains a second net by an optimizer of its own."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.critic = torch.nn.Linear(WIDTH, 1)
+        self.second = torch.optim.Adam(self.critic.parameters(), lr=1e-2)
+
+    def compute_loss(self, model: Any, inputs: Any, *_: Any, **named: Any) -> Any:
+        """With what the critic says."""
+        out = model(**inputs)
+        self.second.zero_grad()
+        (self.critic(out["logits"].detach()).mean() + torch.rand(())).square().backward()
+        self.second.step()
+        return out["loss"] + 0.01 * self.critic(out["logits"]).mean()
+
+
+def _stream(data: Samples) -> Any:
+    """The same samples, of which nobody knows the number."""
+    from datasets import Dataset
+
+    rows = [{name: one.tolist() for name, one in data[n].items()} for n in range(len(data))]
+    return Dataset.from_list(rows).to_iterable_dataset(num_shards=2).shuffle(3, buffer_size=8)
+
+
 def _trainer(args: dict[str, Any], case: Case, watch: Watch) -> Trainer:
     if case.option == "sft":
         return _sft(args, watch)
@@ -98,10 +147,22 @@ def _trainer(args: dict[str, Any], case: Case, watch: Watch) -> Trainer:
         targets = ["layers.0", "layers.2"]
         model = get_peft_model(model, LoraConfig(target_modules=targets, lora_dropout=0.1))
     own: dict[str, Any] = {"label_names": ["labels"], "remove_unused_columns": False}
-    return Trainer(
-        model=model, args=TrainingArguments(**args, **own), train_dataset=data, eval_dataset=data,
-        callbacks=[Counting()],
+    if case.option == "stream":
+        own["max_steps"] = EPOCHS * case.batches // case.accumulation
+    kind = Critic if case.option == "beside" else Trainer
+    return kind(
+        model=model, args=TrainingArguments(**args, **own), eval_dataset=data,
+        train_dataset=_stream(data) if case.option == "stream" else data,
+        callbacks=[Counting(), *([Average(model)] if case.option == "beside" else [])],
     )  # fmt: skip
+
+
+def _beside(trainer: Any) -> dict[str, Any]:
+    if not isinstance(trainer, Critic):
+        return {}
+    (average,) = (c for c in trainer.callback_handler.callbacks if isinstance(c, Average))
+    second = [trainer.second.state[p] for p in trainer.critic.parameters() if trainer.second.state]
+    return {"critic": dict(trainer.critic.state_dict()), "second": second, "mean": average.mean}
 
 
 def train(case: Case, watch: Watch, how: str) -> None:
@@ -111,7 +172,8 @@ def train(case: Case, watch: Watch, how: str) -> None:
         "output_dir": own_folder, "use_cpu": True, "report_to": [], "disable_tqdm": True,
         "per_device_train_batch_size": BATCH, "num_train_epochs": EPOCHS, "learning_rate": 1e-2,
         "gradient_accumulation_steps": case.accumulation, "warmup_steps": 3, "logging_steps": 2,
-        "save_strategy": "steps" if how == "own" else "no", "save_steps": OWN_EVERY,
+        "save_strategy": "steps" if how == "own" or case.option == "torn" else "no",
+        "save_steps": OWN_EVERY,
         "eval_strategy": "steps" if case.evaluate_every else "no",
         "eval_steps": case.evaluate_every or 1, "dataloader_num_workers": case.workers,
         "dataloader_persistent_workers": case.persistent, "seed": 1,
@@ -123,8 +185,10 @@ def train(case: Case, watch: Watch, how: str) -> None:
         from autockpt.integrations import huggingface
 
         huggingface.protect(trainer)
-    if how == "own" and os.path.isdir(own_folder):
+    if (how == "own" or case.option == "torn") and os.path.isdir(own_folder):
         resume = get_last_checkpoint(own_folder)
+    if case.option == "torn" and resume is not None:
+        os.unlink(f"{resume}/model.safetensors")
     ended: dict[str, Any] = {}
     """What is known at the end alone."""
 
@@ -133,6 +197,7 @@ def train(case: Case, watch: Watch, how: str) -> None:
             "model": trainer.model, "optimizer": trainer.optimizer,
             "scheduler": trainer.lr_scheduler,
             "state": [trainer.state.global_step, trainer.state.total_flos], **ended,
+            **_beside(trainer),
         }  # fmt: skip
 
     watch.follow(parts)

@@ -6,6 +6,7 @@ from typing import Any
 import lightning as L
 import torch
 import torchmetrics
+from lightning.pytorch.callbacks import BackboneFinetuning, GradientAccumulationScheduler
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
@@ -15,7 +16,10 @@ from tests.frameworks.small import option
 
 
 class Module(L.LightningModule):
-    """OPTIMIZATION=manual steps by itself, PLATEAU=1 follows the mean loss of an epoch."""
+    """OPTIMIZATION=manual steps by itself, PLATEAU=1 follows the mean loss of an epoch.
+
+    UNFREEZE=1 trains a backbone too, from the second epoch on.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,6 +27,7 @@ class Module(L.LightningModule):
         self.noise = torch.Generator().manual_seed(7)
         self.mean = torchmetrics.MeanMetric()
         self.automatic_optimization = option("OPTIMIZATION") != "manual"
+        self.backbone = torch.nn.Linear(8, 8) if option("UNFREEZE") else torch.nn.Identity()
 
     @property
     def batch(self) -> int:
@@ -40,7 +45,8 @@ class Module(L.LightningModule):
         ids, values = (torch.cat([part[i] for part in parts]) for i in (0, 1))
         small.note(f"batch {self.batch}", self.current_epoch, self.global_step, ids.tolist())
         small.place("forward", self.batch)
-        loss = self.net(values + torch.rand((), generator=self.noise)).square().mean()
+        values = self.backbone(values + torch.rand((), generator=self.noise))
+        loss = self.net(values).square().mean()
         self.mean.update(loss.detach())
         self.log("mean", self.mean, on_step=False, on_epoch=True)
         self.log("loss", loss, on_step=True, on_epoch=True)
@@ -67,6 +73,8 @@ class Module(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Schedulers by step, or by what was logged."""
+        if option("UNFREEZE"):
+            return torch.optim.AdamW(self.net.parameters(), lr=1e-2)
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
         if option("PLATEAU"):
             plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
@@ -112,6 +120,10 @@ def main() -> None:
     if option("COMBINED"):
         data = CombinedLoader({"a": loader(40), "b": loader(20)}, option("COMBINED"))
     callbacks: list[Any] = [Kills()]
+    if option("SCHEDULE"):  # of the accumulation, by epoch
+        callbacks.append(GradientAccumulationScheduler({0: 1, 1: 3}))
+    if option("UNFREEZE"):
+        callbacks.append(BackboneFinetuning(unfreeze_backbone_at_epoch=1))
     if option("MODE") == "protected":
         from autockpt.integrations.lightning import Autockpt
 
@@ -129,7 +141,7 @@ def main() -> None:
     small.digest(
         model=module.state_dict(),
         optimizer=trainer.optimizers[0].state_dict(),
-        scheduler=trainer.lr_scheduler_configs[0].scheduler.state_dict(),
+        scheduler=[one.scheduler.state_dict() for one in trainer.lr_scheduler_configs],
         loops=trainer.fit_loop.epoch_loop.state_dict(),
         steps=[trainer.global_step, trainer.current_epoch],
         metrics={name: float(value) for name, value in trainer.callback_metrics.items()},

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.contracts.adapter_contract import AdapterContract, Framework
+from tests.contracts.adapter_contract import EDGE, AdapterContract, Framework
 from tests.contracts.adapter_process import Case
 
 FRAMEWORK = Framework("huggingface", "tests/frameworks/huggingface_driver.py", "transformers")
@@ -23,8 +23,13 @@ class TestHuggingFace(AdapterContract):
         Case(kill="backward:19", option="lora", accumulation=4),
         Case(kill="forward:9", option="sft"),
         Case(kill="boundary:5", option="sft", accumulation=2),
+        Case(kill=f"boundary:{EDGE}", option="stream"),
+        Case(kill="boundary:6", option="stream", accumulation=2),
+        Case(kill="forward:17", option="stream"),
+        Case(kill="forward:10", option="torn"),
+        Case(kill="forward:10", option="beside"),
     )
-    """An adapter of PEFT, and TRL's SFTTrainer."""
+    """PEFT, TRL, data without a length, a damaged save of Trainer's, nets beside the model."""
 
 
 def test_the_callback_sets_youngs_interval() -> None:

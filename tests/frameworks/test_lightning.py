@@ -43,6 +43,8 @@ class TestFabric(AdapterContract):
         pytest.param({"KILL": "batch13,forward11", "PLATEAU": "1"}, id="a scheduler of the log"),
         pytest.param({"KILL": "batch13,forward21", "COMBINED": "max_size_cycle"}, id="two loaders"),
         pytest.param({"KILL": "batch13,forward21", "WORKERS": "2"}, id="workers that persist"),
+        pytest.param({"KILL": "batch17,forward25", "SCHEDULE": "1"}, id="accumulation by epoch"),
+        pytest.param({"KILL": "batch13,forward21", "UNFREEZE": "1"}, id="a backbone unfrozen"),
         pytest.param({"KILL": "batch13", "SIGNAL": "SIGTERM"}, id="an announced end"),
     ],
 )

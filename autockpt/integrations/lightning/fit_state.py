@@ -114,6 +114,8 @@ class FitState:
         for one in self._others():
             if state["callbacks"].get(one.state_key):
                 one.load_state_dict(state["callbacks"][one.state_key])
+                if getattr(one, "_restarting", False):  # it builds groups of parameters here
+                    one.on_fit_start(trainer, trainer.lightning_module)
         if state["precision"]:
             trainer.precision_plugin.load_state_dict(state["precision"])
         if trainer.datamodule and state["datamodule"]:
@@ -139,6 +141,11 @@ class FitState:
         connector._logged_metrics = dict(logged["logged"])
         connector._progress_bar_metrics = dict(logged["bar"])
         _await_results(loops.epoch_loop._results, dict(state["results"]))
+        for one in self._others():  # it is asked at the begin of an epoch, which is over
+            if hasattr(one, "get_accumulate_grad_batches"):
+                trainer.accumulate_grad_batches = one.get_accumulate_grad_batches(
+                    trainer.current_epoch
+                )
         self._loaded, self.within_epoch = None, True
 
 

@@ -55,6 +55,11 @@ class ProtectedFit:
         if not hasattr(self.session, "fence"):
             return  # a profile is taken: nothing is saved
         self.session.own_boundary()
+        if any(type(one).__name__ == "StochasticWeightAveraging" for one in trainer.callbacks):
+            print(
+                "autockpt: a restart within an epoch of StochasticWeightAveraging loses its "
+                "average and its scheduler until the next epoch; WeightAveraging is exact"
+            )
         if self.session.restored is not None:
             self._resume()
         self._seen = self._batches_trained()
@@ -66,10 +71,11 @@ class ProtectedFit:
         self.session.finish_restore()
         self._rng = rng_state()
         self._state.resume()
+        self.session.finish_restore()  # once more: groups that a callback has built get their state
         if trainer.ckpt_path:
             print(
                 f"autockpt: goes on from its own checkpoint of step {self.session.step_count}, "
-                f"not from ckpt_path={trainer.ckpt_path}; attach(fresh=True) begins with that file"
+                f"not from ckpt_path={trainer.ckpt_path}; Autockpt(fresh=True) begins with that"
             )
         self._replace(connector, "_restore_modules_and_callbacks", lambda *_, **__: None)
         self._replace(connector, "restore_training_state", lambda *_, **__: None)
