@@ -256,6 +256,45 @@ def with_resumes(document: str) -> str:
     return re.sub(place, table, document, flags=re.M)
 
 
+COST_HEAD = (
+    "CPU time of the training thread", "an iteration, bare", "added", "with / without",
+    "bare / bare, the noise", "target",
+)  # fmt: skip
+
+
+def costs() -> dict[str, dict[str, dict[str, Any]]]:
+    """Return by framework, then figure, the rows of `make bench-adapters`."""
+    result = json.loads((ROOT / "benchmarks" / "results" / "adapters.json").read_text("utf-8"))
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in result["rows"]:
+        found.setdefault(row["contestant"], {})[row["figure"]] = row
+    return found
+
+
+def with_costs(document: str) -> str:
+    """Return a document whose tables behind `<!-- cost of NAME -->` are those of the result."""
+    result = json.loads((ROOT / "benchmarks" / "results" / "adapters.json").read_text("utf-8"))
+    machine = result["machine"]
+    where = (
+        f"{machine['cores']} cores at load {machine['load_before']:.0f}, {result['date']}, "
+        f"`{result['commit']}`"
+    )
+
+    def table(found: re.Match[str]) -> str:
+        rows = costs()[found[1]]
+        ratio, noise = rows["with/without"], rows["bare/bare: noise"]
+        spread = "{:.3f} to {:.3f}".format(*ratio["spread"])
+        cells = (
+            where, f"{rows['iteration, bare']['value'] / 1e3:.1f} ms",
+            f"{rows['adapter']['value'] / 1e3:.2f} ms", f"{ratio['value']:.3f} ({spread})",
+            f"{noise['value']:.3f}", f"{ratio['target']}, {'met' if ratio['met'] else 'missed'}",
+        )  # fmt: skip
+        lines = [found[0].partition("\n")[0], *markdown(COST_HEAD, [cells])]
+        return "\n".join(lines) + "\n"
+
+    return re.sub(r"^<!-- cost of (\w+) -->\n(?:\|.*\n)*", table, document, flags=re.M)
+
+
 def write() -> None:
     """Write what comes from the code or from results."""
     for path, page in PAGES.items():
@@ -269,10 +308,10 @@ def write() -> None:
 
 
 def write_resumes() -> None:
-    """Write the tables of resumes alone, of which `make test-frameworks` has new ones."""
+    """Write the tables of frameworks alone, of which `make test-frameworks` has new ones."""
     for file in sorted(DOCS.glob("**/*.md")):
         before = file.read_text("utf-8")
-        if (after := with_resumes(before)) != before:
+        if (after := with_costs(with_resumes(before))) != before:
             file.write_text(after, encoding="utf-8")
 
 

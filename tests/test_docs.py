@@ -429,6 +429,15 @@ def test_the_tables_of_resumes_are_those_of_the_results() -> None:
         assert {row[2] for row in result["rows"]} <= {"exact", "0", "1", "2"}
 
 
+def test_the_costs_of_adapters_are_those_of_the_result() -> None:
+    """Each framework that was measured has a line on its page."""
+    shown = re.findall(r"^<!-- cost of (\w+) -->$", TEXT, re.M)
+    assert sorted(shown) == sorted(generate.costs())
+    for path in DOCUMENTS:
+        text = path.read_text("utf-8")
+        assert text == generate.with_costs(text), f"{path.name}: python -m tests.test_docs"
+
+
 def test_readme_is_short() -> None:
     """At most 150 lines."""
     assert len(README.read_text("utf-8").splitlines()) <= 150
