@@ -17,8 +17,8 @@ from typing import IO
 from autockpt import new_files
 from autockpt.executors.keeper.launch import socket_address, socket_path
 from autockpt.executors.keeper.server import Keeper
-from autockpt.executors.keeper.wire import note_directory
 from autockpt.executors.linux.timeslice import ask_for_long_slices
+from autockpt.executors.storage.runtime_paths import note_directory
 from autockpt.values.errors import ProtocolError
 
 MOST_DESCRIPTORS = 2**18

@@ -19,9 +19,8 @@ from autockpt.executors.keeper.wire import (
     Connection,
     Status,
     StatusWanted,
-    keeper_directories,
-    keeper_directory,
 )
+from autockpt.executors.storage.runtime_paths import keeper_directories, keeper_directory
 from autockpt.values.errors import AutockptError, DirectoryBusyError, ProtocolError
 from autockpt.values.policy_keys.paths import is_store_url
 

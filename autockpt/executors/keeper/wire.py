@@ -8,19 +8,15 @@ events and instructions travel as they are, so the state machine sees what was s
 import array
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import socket
-import stat
 import struct
-import tempfile
 from dataclasses import dataclass
 from typing import Any
 
 from autockpt import new_files
 from autockpt.executors.protocol import messages as protocol
-from autockpt.executors.storage.directory.claims import boot_id
 from autockpt.values.errors import ConfigError, CorruptCheckpointError, ProtocolError
 from autockpt.values.generation import Generation
 from autockpt.values.record import from_data, parse_json, to_data
@@ -28,8 +24,6 @@ from autockpt.values.record import from_data, parse_json, to_data
 MAX_FRAME_BYTES = 16 * 2**20
 MAX_DESCRIPTORS = 64
 WIRE_VERSION = 19
-_TEMPORARY = ("/tmp", "/var/tmp")
-"""Where nothing else is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -571,138 +565,3 @@ def describe(message: Any) -> str:
     """A message for the log."""
     fields = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
     return f"{type(message).__name__}({', '.join(f'{k}={v}' for k, v in fields.items())[:300]})"
-
-
-def keepers_directory() -> str:
-    """Where this user's keepers have their directories; it may be missing.
-
-    In XDG_RUNTIME_DIR, unless that is of another machine or user: `sudo` and batch systems hand
-    it on.  A relative path is passed over: it would be another directory for every process that
-    works elsewhere, and the keeper works in /.
-    """
-    names = ("XDG_RUNTIME_DIR", "TMPDIR", "TEMP", "TMP")
-    named = [os.environ.get(name, "") for name in names]
-    for base in [path for path in named if os.path.isabs(path)] + list(_TEMPORARY):
-        if os.path.isdir(base) and os.access(base, os.W_OK | os.X_OK):
-            break
-    else:
-        base = tempfile.gettempdir()
-    return os.path.join(base, f"autockpt-{os.getuid()}")
-
-
-def keeper_directory(run_directory: str, node: int) -> str:
-    """The 0700 directory of a keeper's socket and lock; created if missing.
-
-    In `keepers_directory()`: a run directory may be on a network file system.  Any user may take
-    that name in /tmp first.  Then the directory is in the run directory.  It stays there as long as
-    it exists, so that all processes of a run find the same one.  A keeper that runs has noted its
-    directory in the run's: the next start may have another TMPDIR.  Raises ProtocolError when there
-    is neither.
-    """
-    beside = os.path.join(os.path.realpath(run_directory), f"keeper-{_boot()}-{node:03d}")
-    if is_ours_alone(beside):
-        return beside
-    noted = _noted_directory(run_directory, node)
-    if noted is not None:
-        return noted
-    parent = keepers_directory()
-    try:
-        if _own_directory(parent):
-            return _made(os.path.join(parent, f"{_key(run_directory)}-{node:03d}"))
-        new_files.make_directory(os.path.dirname(beside))
-        return _made(beside)
-    except OSError as error:
-        raise ProtocolError(
-            f"no directory for the keeper's socket: {parent} is not ours with mode 700, and "
-            f"{error.filename}: {error.strerror}; set XDG_RUNTIME_DIR to a directory of your own"
-        ) from error
-
-
-def note_directory(run_directory: str, node: int) -> None:
-    """Notes the directory of this process, which is the keeper; where it cannot, the environment
-    alone tells the way."""
-    path = _note_of(run_directory, node)
-    with contextlib.suppress(OSError, ProtocolError):
-        directory = keeper_directory(run_directory, node)
-        with open(f"{path}.new", "w", encoding="utf-8", opener=new_files.private) as file:
-            file.write(directory)
-        os.replace(f"{path}.new", path)
-
-
-def _note_of(run_directory: str, node: int) -> str:
-    return os.path.join(os.path.realpath(run_directory), "logs", f"{_noted()}-{node:03d}.at")
-
-
-def _noted() -> str:
-    """Of this boot and network namespace: containers on one machine may be nodes of one job."""
-    namespace = ""
-    with contextlib.suppress(OSError):
-        namespace = os.readlink("/proc/self/ns/net")
-    return f"keeper-{hashlib.sha256(f'{boot_id()} {namespace}'.encode()).hexdigest()[:8]}"
-
-
-def _noted_directory(run_directory: str, node: int) -> str | None:
-    """None: none is noted, or it is gone, another's, or of the run that this one is a copy of."""
-    try:
-        with open(_note_of(run_directory, node), "rb") as file:
-            path = os.fsdecode(file.read(4096))
-    except OSError:
-        return None
-    own = os.path.basename(path) == f"{_key(run_directory)}-{node:03d}" and os.path.isabs(path)
-    return path if own and is_ours_alone(path) and is_ours_alone(os.path.dirname(path)) else None
-
-
-def keeper_directories(run_directory: str) -> dict[int, str]:
-    """Directories of the keepers of a run on this machine, by node, ascending; some are dead."""
-    places = (
-        (keepers_directory(), f"{_key(run_directory)}-"),
-        (os.path.realpath(run_directory), f"keeper-{_boot()}-"),
-    )
-    found = {}
-    for place, prefix in places:
-        with contextlib.suppress(OSError):
-            for name in os.listdir(place):
-                node = name.removeprefix(prefix)
-                path = os.path.join(place, name)
-                if node != name and node.isdigit() and is_ours_alone(path):
-                    found[int(node)] = path
-    with contextlib.suppress(OSError):
-        for name in os.listdir(os.path.dirname(_note_of(run_directory, 0))):
-            node = name.removeprefix(f"{_noted()}-").removesuffix(".at")
-            noted = _noted_directory(run_directory, int(node)) if node.isdigit() else None
-            if noted is not None:
-                found[int(node)] = noted
-    return dict(sorted(found.items()))
-
-
-def is_ours_alone(path: str) -> bool:
-    """Whether a directory, no link to one, is this user's and closed to everybody else."""
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return False
-    mine = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-    return mine and not status.st_mode & 0o077
-
-
-def _own_directory(path: str) -> bool:
-    """Whether it is ours alone now; made if missing."""
-    with contextlib.suppress(OSError):
-        os.mkdir(path, new_files.PRIVATE_DIRECTORY)
-    return is_ours_alone(path)
-
-
-def _made(path: str) -> str:
-    """Raises OSError."""
-    if not _own_directory(path):
-        os.mkdir(path, new_files.PRIVATE_DIRECTORY)
-    return path
-
-
-def _key(run_directory: str) -> str:
-    return hashlib.sha256(os.path.realpath(run_directory).encode()).hexdigest()[:16]
-
-
-def _boot() -> str:
-    """Of this boot: a run directory is seen by several machines, a socket only serves one."""
-    return hashlib.sha256(boot_id().encode()).hexdigest()[:8]

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from autockpt import new_files
-from autockpt.executors.keeper.wire import is_ours_alone, keepers_directory
 from autockpt.executors.storage.catalogue import VerifyResult
 from autockpt.executors.storage.directory.claims import TermFile
 from autockpt.executors.storage.directory.directory import CheckpointDirectory
@@ -37,6 +36,7 @@ from autockpt.executors.storage.places.unfinished_uploads import (
     unfinished_uploads,
 )
 from autockpt.executors.storage.rewriting.commits import replaced_shards
+from autockpt.executors.storage.runtime_paths import is_ours_alone, keepers_directory
 from autockpt.values.errors import (
     AutockptError,
     ConfigError,

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from autockpt.executors.keeper import __main__ as keeper_main
-from autockpt.executors.keeper import launch, wire
+from autockpt.executors.keeper import launch
 from autockpt.executors.keeper.__main__ import Seat
 from autockpt.executors.keeper.launch import connect
 from autockpt.executors.keeper.server import Keeper
 from autockpt.executors.keeper.wire import WIRE_VERSION, Status
+from autockpt.executors.storage import runtime_paths
 from autockpt.values.errors import AutockptError, DirectoryBusyError
 
 
@@ -46,14 +47,14 @@ def test_a_start_with_another_tmpdir_finds_the_keeper(
     assert seat.take()
     with seat.listen():
         noted(run)
-        mine = wire.keeper_directory(str(run), 2)
+        mine = runtime_paths.keeper_directory(str(run), 2)
         monkeypatch.setenv("TMPDIR", str(run.parent / "second"))
-        assert wire.keeper_directory(str(run), 2) == mine
-        assert wire.keeper_directories(str(run)) == {2: mine}
+        assert runtime_paths.keeper_directory(str(run), 2) == mine
+        assert runtime_paths.keeper_directories(str(run)) == {2: mine}
         connect(str(run), 2).close()
         assert not Seat(str(run), 2).take()
         shutil.copytree(run, run.parent / "copy")
-        assert wire.keeper_directory(str(run.parent / "copy"), 2) != mine
+        assert runtime_paths.keeper_directory(str(run.parent / "copy"), 2) != mine
     seat.leave()
 
 
@@ -66,7 +67,7 @@ def test_a_keeper_whose_directory_was_removed_is_found_again(
     with seat.listen():
         noted(run)
         assert seat.renew() is None
-        former = wire.keeper_directory(str(run), 0)
+        former = runtime_paths.keeper_directory(str(run), 0)
         shutil.rmtree(os.path.dirname(former))
         again = seat.renew()
         assert again is not None
@@ -85,7 +86,7 @@ def test_a_keeper_that_lost_its_place_leaves_the_other_one_alone(
     assert seat.take()
     with seat.listen():
         noted(run)
-        shutil.rmtree(os.path.dirname(wire.keeper_directory(str(run), 0)))
+        shutil.rmtree(os.path.dirname(runtime_paths.keeper_directory(str(run), 0)))
         assert other.take()
         monkeypatch.setattr(keeper_main, "time", NoWait())
         if renews:
@@ -111,12 +112,12 @@ def test_a_directory_in_the_run_is_not_looked_at(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be on a network file system that hangs, and the keeper with it."""
-    os.mkdir(wire.keepers_directory(), 0o755)  # others may write there, as far as is known
+    os.mkdir(runtime_paths.keepers_directory(), 0o755)  # others may write there, as far as is known
     seat = Seat(str(run), 0)
     assert seat.take()
     with seat.listen() as listener:
         noted(run)
-        assert Path(wire.keeper_directory(str(run), 0)).parent == run
+        assert Path(runtime_paths.keeper_directory(str(run), 0)).parent == run
         os.unlink(listener.getsockname())
         assert seat.renew() is None
     seat.leave()
@@ -124,12 +125,12 @@ def test_a_directory_in_the_run_is_not_looked_at(
 
 def test_a_note_that_names_a_strange_directory_is_passed_over(run: Path) -> None:
     """It is of another run, or others may write there."""
-    own = wire.keeper_directory(str(run), 0)
-    other = wire.keeper_directory(str(run / "other"), 0)
-    Path(wire._note_of(str(run), 0)).write_text(other)
-    assert wire.keeper_directory(str(run), 0) == own
-    Path(wire._note_of(str(run), 0)).write_text("/tmp/" + os.path.basename(own))
-    assert wire.keeper_directory(str(run), 0) == own
+    own = runtime_paths.keeper_directory(str(run), 0)
+    other = runtime_paths.keeper_directory(str(run / "other"), 0)
+    Path(runtime_paths._note_of(str(run), 0)).write_text(other)
+    assert runtime_paths.keeper_directory(str(run), 0) == own
+    Path(runtime_paths._note_of(str(run), 0)).write_text("/tmp/" + os.path.basename(own))
+    assert runtime_paths.keeper_directory(str(run), 0) == own
 
 
 def test_a_keeper_that_does_not_start_is_an_error_of_ours(

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from autockpt.executors.keeper import wire
 from autockpt.executors.keeper.wire import MAX_DESCRIPTORS, MAX_FRAME_BYTES, Connection
 from autockpt.executors.protocol import messages as p
+from autockpt.executors.storage import runtime_paths
 from autockpt.values.errors import ProtocolError
 from autockpt.values.generation import Generation
 from autockpt.values.record import to_data, to_json
@@ -315,10 +316,10 @@ def test_the_keepers_directory_is_ours_alone(
 ) -> None:
     """Mode 0700, one per run and node, short enough for a socket's path."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    first = wire.keeper_directory(str(tmp_path / "a" / ("x" * 200)), 0)
-    assert wire.keeper_directory(str(tmp_path / "a" / ("x" * 200)), 0) == first
-    assert wire.keeper_directory(str(tmp_path / "b"), 0) != first
-    assert wire.keeper_directory(str(tmp_path / "a" / ("x" * 200)), 1) != first
+    first = runtime_paths.keeper_directory(str(tmp_path / "a" / ("x" * 200)), 0)
+    assert runtime_paths.keeper_directory(str(tmp_path / "a" / ("x" * 200)), 0) == first
+    assert runtime_paths.keeper_directory(str(tmp_path / "b"), 0) != first
+    assert runtime_paths.keeper_directory(str(tmp_path / "a" / ("x" * 200)), 1) != first
     for path in (first, os.path.dirname(first)):
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o700
     assert len(first) - len(str(tmp_path)) < 60
@@ -347,12 +348,12 @@ def test_a_name_that_is_taken_does_not_stop_a_run(
     name = tmp_path / f"autockpt-{os.getuid()}"
     taken(name)
     run = tmp_path / "run"
-    first = wire.keeper_directory(str(run), 3)
+    first = runtime_paths.keeper_directory(str(run), 3)
     assert Path(first).parent == run
     assert stat.S_IMODE(os.stat(first).st_mode) == 0o700
-    assert wire.keeper_directories(str(run)) == {3: first}
+    assert runtime_paths.keeper_directories(str(run)) == {3: first}
     name.rename(tmp_path / "gone")
-    assert wire.keeper_directory(str(run), 3) == first
+    assert runtime_paths.keeper_directory(str(run), 3) == first
     assert not name.exists()
 
 
@@ -364,7 +365,7 @@ def test_a_directory_of_another_user_is_not_used(
     (tmp_path / "autockpt-12345").mkdir(0o700)
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     with pytest.raises(ProtocolError, match=r"is not ours with mode 700.*set XDG_RUNTIME_DIR"):
-        wire.keeper_directory(str(tmp_path / "run"), 0)
+        runtime_paths.keeper_directory(str(tmp_path / "run"), 0)
 
 
 def test_a_run_finds_its_keepers_wherever_they_are(
@@ -372,9 +373,9 @@ def test_a_run_finds_its_keepers_wherever_they_are(
 ) -> None:
     """Those of other runs are not among them."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    found = {node: wire.keeper_directory(str(tmp_path / "run"), node) for node in (0, 2)}
-    wire.keeper_directory(str(tmp_path / "other"), 1)
-    assert wire.keeper_directories(str(tmp_path / "run")) == found
+    found = {node: runtime_paths.keeper_directory(str(tmp_path / "run"), node) for node in (0, 2)}
+    runtime_paths.keeper_directory(str(tmp_path / "other"), 1)
+    assert runtime_paths.keeper_directories(str(tmp_path / "run")) == found
 
 
 def test_relative_temporary_directories_are_passed_over(
@@ -386,10 +387,10 @@ def test_relative_temporary_directories_are_passed_over(
     monkeypatch.setenv("TMP", str(tmp_path))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert os.path.dirname(wire.keepers_directory()) == str(tmp_path)
+    assert os.path.dirname(runtime_paths.keepers_directory()) == str(tmp_path)
     monkeypatch.delenv("TMP")
-    assert os.path.isabs(wire.keepers_directory())
-    assert "here" not in wire.keepers_directory()
+    assert os.path.isabs(runtime_paths.keepers_directory())
+    assert "here" not in runtime_paths.keepers_directory()
 
 
 def test_generations_travel_as_they_are() -> None:
