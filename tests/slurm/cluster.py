@@ -22,8 +22,11 @@ from typing import Self
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel")
 ACCOUNTING = ("slurmdbd", "mariadbd", "sacct", "sacctmgr")
 COUNT = 4
-PATIENCE_S = 180.0
-KILL_WAIT_S = 30
+PATIENCE_S = 600.0
+"""How long nothing may change while something is awaited."""
+OVER_S = 60.0
+"""The same behind the end of a job."""
+KILL_WAIT_S = 120
 FREEZER = Path("/sys/fs/cgroup/freezer")
 SLURM = """\
 ClusterName=one
@@ -52,8 +55,12 @@ RequeueExitHold=93
 KillWait={kill_wait}
 FirstJobId={first_job}
 MinJobAge=3600
-SlurmctldTimeout=60
-SlurmdTimeout=30
+SlurmctldTimeout=600
+SlurmdTimeout=600
+BatchStartTimeout=600
+MessageTimeout=100
+TCPTimeout=60
+UnkillableStepTimeout=600
 InactiveLimit=0
 JobAcctGatherType=jobacct_gather/none
 {accounting}
@@ -356,10 +363,20 @@ def wait(
     done: Callable[[], object],
     what: str,
     tale: Callable[[], str],
-    patience_s: float = PATIENCE_S,
+    progress: Callable[[], object] = lambda: None,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Until something has happened.  Raises AssertionError with the tale where it does not."""
-    deadline = time.monotonic() + patience_s
+    """Until something has happened; as long as `progress` changes, a slow machine has its time.
+
+    Raises AssertionError with the tale where nothing changes for PATIENCE_S, or where nothing can
+    change any more.
+    """
+    last, since = progress(), time.monotonic()
     while not done():
-        assert time.monotonic() < deadline, f"not within {patience_s:.0f} s: {what}\n{tale()}"
+        if (now := progress()) != last:
+            last, since = now, time.monotonic()
+        quiet_s = time.monotonic() - since
+        hopeless = quiet_s > OVER_S and is_over()
+        assert not hopeless, f"the job is over: {what}\n{tale()}"
+        assert quiet_s < PATIENCE_S, f"{quiet_s:.0f} s idle: {what}\n{tale()}"
         time.sleep(0.1)

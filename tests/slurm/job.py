@@ -23,15 +23,25 @@ ARGS = ("--size", "tiny", "--steps", str(STEPS), "--digest", "--threads", "1",
         "--text-bytes", "200000", "--log-every", "5")  # fmt: skip
 POLICY = ("--no-profile", "--set", "memory.interval=5 steps", "--set", "disk.interval=20 steps")
 TWO = ("--nodes=2", "--ntasks-per-node=1")
-PATIENCE_S = 600.0
+ENDS = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL")
 SEED = int(os.environ.get("SEED", "0"))
 """Of the moments at which jobs are disturbed."""
 
 
-def command(job: "Job", *options: str, seed: int = 0) -> str:
-    """`autockpt run` of the training, for a shell."""
-    words = ("autockpt", "run", *POLICY, "--run-dir", str(job.run_dir), *options, str(TRAINING),
-             *ARGS, "--seed", str(seed))  # fmt: skip
+def command(job: "Job", *options: str, seed: int = 0, is_placed: bool = True) -> str:
+    """`autockpt run` of the training, for a shell; not placed: it finds its run directory."""
+    where = ("--run-dir", str(job.run_dir)) if is_placed else ()
+    words = (
+        "autockpt",
+        "run",
+        *POLICY,
+        *where,
+        *options,
+        str(TRAINING),
+        *ARGS,
+        "--seed",
+        str(seed),
+    )
     return shlex.join(words)
 
 
@@ -119,8 +129,16 @@ class Job:
         return [int(step) for step in re.findall(r"resumed step (\d+)", self.said())]
 
     def wait(self, done: Callable[[], object], what: str) -> None:
-        """While it runs."""
-        wait(done, what, self.tale, PATIENCE_S)
+        """While it goes on: what it printed and its events become more."""
+        wait(done, what, self.tale, self._progress, self._is_over)
+
+    def _is_over(self) -> bool:
+        return not self.number or self.facts()["JobState"] in ENDS
+
+    def _progress(self) -> tuple[str, int]:
+        """Its last line, and the bytes of its events."""
+        files = self.run_dir.glob("telemetry/*.jsonl")
+        return self.said()[-200:], sum(file.stat().st_size for file in files)
 
     def wait_step(self) -> int:
         """Until it has trained some time, which SEED chooses, and something is durable.
@@ -145,8 +163,7 @@ class Job:
     def finish(self) -> str:
         """Lets it train to its end.  The digest that rank 0 printed."""
         self.hold.touch()
-        over = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL")
-        facts = self.wait_over(*over)
+        facts = self.wait_over(*ENDS)
         assert facts["JobState"] == "COMPLETED", self.tale()
         return self.digest()
 
@@ -170,9 +187,8 @@ class Job:
         if self.number:
             self.cluster.run("scancel", "--signal=KILL", "--full", self.number, check=False)
             self.cluster.run("scancel", self.number, check=False)
-            gone = ("CANCELLED", "COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL")
             with contextlib.suppress(AssertionError):
-                self.wait_over(*gone)
+                self.wait_over(*ENDS)
 
 
 @cache
@@ -187,7 +203,7 @@ def undisturbed(ranks: int, seed: int = 0) -> str:
                 str(port)) if ranks > 1 else ()  # fmt: skip
     done = subprocess.run(
         [sys.executable, *launcher, str(TRAINING), *ARGS, "--seed", str(seed), "--no-checkpoint"],
-        check=False, cwd=ROOT, env=environment, text=True, capture_output=True, timeout=PATIENCE_S,
+        check=False, cwd=ROOT, env=environment, text=True, capture_output=True, timeout=3600.0,
     )  # fmt: skip
     found = re.findall(r"^digest: (\w+)$", done.stdout, re.M)
     assert len(found) == 1, done.stdout + done.stderr

@@ -10,7 +10,7 @@ import pytest
 from autockpt.profiles.imports import slurm
 from tests.slurm.cluster import Cluster, missing, wait
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 FIELDS = "JobID,State,ExitCode,Start,End,ElapsedRaw,NNodes,NodeList"
 
 

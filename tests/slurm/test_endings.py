@@ -1,14 +1,16 @@
 """Ends that Slurm announces, and one that it does not: what is lost, and how the job goes on."""
 
+import math
 import re
 import shlex
 import sys
+import time
 
 import pytest
 
 from tests.slurm.job import ARGS, POLICY, TRAINING, TWO, Job, command, undisturbed
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 LAUNCHERS = ["launcher", "ranks"]
 REQUEUED = ("code=$?", '[ "$code" -eq 75 ] && scontrol requeue "$SLURM_JOB_ID"', 'exit "$code"')
 
@@ -17,6 +19,15 @@ def training(job: Job, launcher: str, *options: str) -> str:
     """A launcher on each of two nodes, or a rank on each."""
     launch = ("--nproc-per-node", "1") if launcher == "launcher" else ()
     return " ".join(("srun", *options, command(job, *launch)))
+
+
+def limit(job: Job) -> str:
+    """Minutes in which a job starts on this machine, and trains half of its steps."""
+    begun = time.monotonic()
+    undisturbed.__wrapped__(2)
+    minutes = 3 + math.ceil((time.monotonic() - begun) / 15)
+    job.slow_s = float(minutes)
+    return str(minutes)
 
 
 def require_goes_on(job: Job, *, least: int) -> None:
@@ -61,8 +72,7 @@ def test_scancel(job: Job, launcher: str) -> None:
 
 def test_time_limit_without_a_signal_before_it(job: Job) -> None:
     """SIGTERM at the limit, and KillWait."""
-    job.slow_s = 3.0
-    job.submit_lines(f"exec {training(job, 'launcher')}", options=(*TWO, "--time=3"))
+    job.submit_lines(f"exec {training(job, 'launcher')}", options=(*TWO, f"--time={limit(job)}"))
     job.wait_over("TIMEOUT")
     reached = job.step()
     job.submit(job.folder / "job.sbatch", *TWO)
@@ -79,8 +89,7 @@ def test_signal_to_the_batch_script(job: Job) -> None:
         'wait "$!"; code=$?',
         *REQUEUED[1:],
     )
-    job.slow_s = 3.0
-    options = (*TWO, "--requeue", "--time=4", "--signal=B:USR1@60")
+    options = (*TWO, "--requeue", f"--time={limit(job)}", "--signal=B:USR1@60")
     job.submit_lines(*lines, options=options)
     job.wait(lambda: job.facts()["Restarts"] == "1", "it is queued again")
     reached = job.step()
@@ -92,9 +101,9 @@ def test_slurm_init_as_printed(job: Job) -> None:
     """The job script that `autockpt slurm init` writes: signal, time limit, requeue."""
     job.cluster.run(
         sys.executable, "-m", "autockpt", "slurm", "init", "--nodes", "2", "--ranks", "1",
-        "--cpus", "1", "--time", "4", "--notice", "60", str(TRAINING), *ARGS, folder=job.folder,
+        "--cpus", "1", "--time", limit(job), "--notice", "60", str(TRAINING), *ARGS,
+        folder=job.folder,
     )  # fmt: skip
-    job.slow_s = 3.0
     job.submit(job.folder / "autockpt.sbatch")
     job.run_dir = job.folder / "runs" / f"training-{job.number}"
     job.wait(lambda: job.facts()["Restarts"] == "1", "it is queued again")

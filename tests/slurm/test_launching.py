@@ -6,7 +6,7 @@ from tests.conftest import keeper_pids
 from tests.slurm.cluster import free_ports
 from tests.slurm.job import ARGS, TRAINING, TWO, Job, command, undisturbed
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 @pytest.mark.parametrize("explicit", [False, True], ids=["by-slurm", "explicit"])
