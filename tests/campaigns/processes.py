@@ -1,14 +1,19 @@
 """Real trainers and keepers, killed at random: the end is that of a training nobody disturbed."""
 
+import logging
 import os
 import random
 import shutil
 import signal
 import time
+import urllib.request
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 from autockpt.executors.storage.catalogue import list_generations, verify_generation
+from autockpt.run_directory import RunDirectory
+from autockpt.values.goal import Goal
 from tests.campaigns.framework import ROOT, require
 from tests.conftest import end_keeper
 from tests.jobs.kill.forked_keepers import FORKED_KEEPERS
@@ -22,11 +27,14 @@ KILLS = 10
 """In a case of one rank."""
 LAUNCHED_EVERY, LAUNCHED_FROM = 100, 8
 """So often the job is one of two ranks under `autockpt run`, and the launcher among the victims."""
+STORED_EVERY, STORED_FROM = 7, 3
+"""So often the durable tier is an object store (an emulated S3 in this process)."""
 SPAWNED_EVERY = 20
 """So often keepers are started as everybody's are; else they are forked, in milliseconds."""
 FORKED_START_S = 0.15
 """From the start of a trainer to its first step, at most."""
 LAUNCHED_KILLS = 3
+BUCKET = "bucket"
 WAIT_S = 60.0
 BUDGET_S = 30.0
 """What schedulers leave between SIGTERM and SIGKILL."""
@@ -56,6 +64,7 @@ class RandomKills:
         self.executions = 0
         self._scratch, self._zygote = scratch, Zygote()
         self._launched_end = ""
+        self._account: dict[str, str] = {}
         self._digests = [
             undisturbed_end(self._zygote, spec, scratch / f"bare-{number}")
             for number, spec in enumerate(SPECS)
@@ -70,7 +79,12 @@ class RandomKills:
         out = self._scratch / "case"
         out.mkdir()
         run_dir = trainings.prepare(out / "run", rng.choice(PLANS))
-        environment = FORKED_KEEPERS if forked else {}
+        environment = dict(FORKED_KEEPERS) if forked else {}
+        stored = number % STORED_EVERY == STORED_FROM and find_spec("moto") is not None
+        if stored:
+            environment |= self._server()
+            place = Goal(storage_path=f"s3://{BUCKET}/{os.getpid()}-{number}")
+            RunDirectory(run_dir).write_goal(place)
         ordeal = Ordeal(self._zygote, SPECS[which], run_dir, out, environment=environment)
         start_s = FORKED_START_S if forked else SPAWNED_START_S
 
@@ -81,11 +95,32 @@ class RandomKills:
         try:
             digest = ordeal.go(next_kill)
             require(digest == self._digests[which], f"another end; {ordeal.tale()}")
+            local = Path(run_dir, "checkpoints").exists()
+            require(local != stored, f"checkpoints on a disk: {local}; {ordeal.tale()}")
         finally:
             ordeal.end()
             self.executions += len(ordeal.done)
             shutil.rmtree(out, ignore_errors=True)
-        return f"{'forked' if forked else 'spawned'}, {len(ordeal.done)} kills"
+        where = ", in a store" if stored else ""
+        return f"{'forked' if forked else 'spawned'}{where}, {len(ordeal.done)} kills"
+
+    def _server(self) -> dict[str, str]:
+        """The account on an emulated S3, which lives as long as this process."""
+        if not self._account:
+            from moto.server import ThreadedMotoServer
+
+            logging.getLogger("werkzeug").setLevel(logging.ERROR)
+            server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+            server.start()
+            host, port = server.get_host_and_port()
+            url = f"http://{host}:{port}"
+            making = urllib.request.Request(f"{url}/{BUCKET}", method="PUT")
+            urllib.request.urlopen(making, timeout=WAIT_S)
+            self._account = {
+                "AWS_ENDPOINT_URL": url, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1",
+                "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "NO_PROXY": "127.0.0.1",
+            }  # fmt: skip
+        return self._account
 
     def _launched(self, rng: random.Random) -> str:
         """The launcher dies once at least; a person starts it again in the same run directory."""
