@@ -60,6 +60,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "policy": ("planning.policy:policy", "Check, explain, compare or start a policy file."),
     "slurm": ("jobs.slurm_script:slurm", "Write job scripts for Slurm."),
+    "keeper": ("jobs.pods:keeper", "Hold checkpoints in memory, in a container of its own."),
     "ls": ("checkpoints.ls:ls", "The checkpoints of a run or a directory."),
     "show": ("checkpoints.show:show", "What one checkpoint holds."),
     "verify": (
@@ -103,7 +104,7 @@ COMPLETE = "_AUTOCKPT_COMPLETE"
 """Variable by which a shell asks for completions."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Train": ("run", "profile", "drill", "tune", "slurm"),
+    "Train": ("run", "profile", "drill", "tune", "slurm", "keeper"),
     "Look": ("watch", "report", "explain", "metrics"),
     "Plan": ("plan", "policy", "simulate", "failures", "redundancy", "bubbles"),
     "Checkpoints": (

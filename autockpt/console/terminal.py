@@ -129,12 +129,16 @@ def save_traceback(error: BaseException) -> str:
     """Keep the traceback of a bug of ours in a file; returns its path."""
     import tempfile
 
-    with tempfile.NamedTemporaryFile(
-        "w", prefix="autockpt-error-", suffix=".txt", delete=False, encoding="utf-8"
-    ) as file:
-        file.write(f"command: {sys.argv}\npython: {sys.version}\n\n")
-        traceback.print_exception(error, file=file)
-    return file.name
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="autockpt-error-", suffix=".txt", delete=False, encoding="utf-8"
+        ) as file:
+            file.write(f"command: {sys.argv}\npython: {sys.version}\n\n")
+            traceback.print_exception(error, file=file)
+            return file.name
+    except OSError:  # a read-only root, a full disk
+        _tell("".join(traceback.format_exception(error)))
+        return "above"
 
 
 def _tell(text: str) -> None:

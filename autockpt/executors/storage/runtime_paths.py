@@ -7,14 +7,13 @@ import contextlib
 import hashlib
 import os
 import stat
-import tempfile
 
 from autockpt import new_files
 from autockpt.executors.storage.directory.claims import boot_id
 from autockpt.values.errors import ProtocolError
 
-_TEMPORARY = ("/tmp", "/var/tmp")
-"""Where nothing else is named."""
+_TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
+"""Where nothing else is named.  A container with a read-only root has the last one."""
 
 
 def keepers_directory() -> str:
@@ -30,7 +29,7 @@ def keepers_directory() -> str:
         if os.path.isdir(base) and os.access(base, os.W_OK | os.X_OK):
             break
     else:
-        base = tempfile.gettempdir()
+        base = _TEMPORARY[0]  # not writable: the socket is in the run directory
     return os.path.join(base, f"autockpt-{os.getuid()}")
 
 
@@ -38,10 +37,10 @@ def keeper_directory(run_directory: str, node: int) -> str:
     """The 0700 directory of a keeper's socket and lock; created if missing.
 
     In `keepers_directory()`: a run directory may be on a network file system.  Any user may take
-    that name in /tmp first.  Then the directory is in the run directory.  It stays there as long as
-    it exists, so that all processes of a run find the same one.  A keeper that runs has noted its
-    directory in the run's: the next start may have another TMPDIR.  Raises ProtocolError when there
-    is neither.
+    that name in /tmp first, or nothing is writable.  Then the directory is in the run directory.
+    It stays there as long as it exists, so that all processes find the same one.  A keeper has
+    noted its directory in the run's: the next start may have another TMPDIR.  Raises ProtocolError
+    when there is neither.
     """
     beside = os.path.join(os.path.realpath(run_directory), f"keeper-{_boot()}-{node:03d}")
     if is_ours_alone(beside):

@@ -60,12 +60,16 @@ def test_doctor_knows_a_pod() -> None:
     assert "pod of Kubernetes" in finding.what
 
 
+def manifests() -> list[dict[str, Any]]:
+    """Those of the document: a TrainJob, a Service, a Job, and a Job with a keeper beside."""
+    texts = re.findall(r"```yaml\n(.*?)```", DOCUMENT.read_text(), flags=re.DOTALL)
+    return [one for text in texts for one in yaml.safe_load_all(text)]
+
+
 def test_the_manifests_are_what_they_are_said_to_be() -> None:
     """Kinds, versions, and the fields on which a restart relies."""
-    texts = re.findall(r"```yaml\n(.*?)```", DOCUMENT.read_text(), flags=re.DOTALL)
-    found = {(one["apiVersion"], one["kind"]): one for t in texts for one in yaml.safe_load_all(t)}
-    service, job = found["v1", "Service"], found["batch/v1", "Job"]
-    train = found["trainer.kubeflow.org/v1alpha1", "TrainJob"]
+    train, service, job, beside = manifests()
+    assert (train["apiVersion"], train["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
     assert service["spec"]["clusterIP"] == "None"
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
     assert spec["completionMode"] == "Indexed"
@@ -85,3 +89,11 @@ def test_the_manifests_are_what_they_are_said_to_be() -> None:
     assert all(rule["onExitCodes"]["operator"] == "In" for rule in rules)
     assert pod["restartPolicy"] == "Never", "podFailurePolicy demands it"
     assert train["spec"]["trainer"]["command"][:2] == ["autockpt", "run"]
+    pod = beside["spec"]["template"]["spec"]
+    ((keeper,), (container,)) = pod["initContainers"], pod["containers"]
+    assert pod["restartPolicy"] == "OnFailure", "else a container is not started again"
+    assert keeper["restartPolicy"] == "Always", "else the training waits for its end"
+    assert keeper["command"][:2] == ["autockpt", "keeper"]
+    assert keeper["command"][2] in container["command"], "the run directory"
+    for key in ("env", "volumeMounts", "image"):
+        assert keeper[key] == container[key]

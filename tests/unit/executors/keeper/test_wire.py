@@ -9,6 +9,7 @@ import random
 import socket
 import stat
 import struct
+import tempfile
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -376,6 +377,19 @@ def test_a_run_finds_its_keepers_wherever_they_are(
     found = {node: runtime_paths.keeper_directory(str(tmp_path / "run"), node) for node in (0, 2)}
     runtime_paths.keeper_directory(str(tmp_path / "other"), 1)
     assert runtime_paths.keeper_directories(str(tmp_path / "run")) == found
+
+
+def test_without_a_place_for_temporary_files_the_run_directory_has_the_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose root is read-only."""
+    for name in ("XDG_RUNTIME_DIR", "TMPDIR", "TEMP", "TMP"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(runtime_paths, "_TEMPORARY", (str(tmp_path / "none"),))
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [])
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    run = tmp_path / "run"
+    assert Path(runtime_paths.keeper_directory(str(run), 0)).parent == run
 
 
 def test_relative_temporary_directories_are_passed_over(
