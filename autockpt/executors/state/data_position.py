@@ -42,6 +42,7 @@ from autockpt.executors.state.sampler_state import (
 from autockpt.executors.state.shuffle_rng import (
     changed_values,
     data_generators,
+    drawing_generators,
     generator_state,
     others_of,
     put_back,
@@ -107,7 +108,7 @@ class DataPosition:
             _require_plain_loader(loader)
         self._built = {} if self._stateful else values_of(loader)
         """Numbers of samplers as the script made them."""
-        self._drawing = {} if self._stateful else data_generators(loader)
+        self._drawing = {} if self._stateful else drawing_generators(loader)
         """Generators that loading a sample draws from, in this process."""
         if self.is_read_again:
             self._drawing = data_generators(loader, of_workers=True)
@@ -117,6 +118,8 @@ class DataPosition:
         self._before: dict[str, Any] | None = None
         """Their states before the newest batch, where that was given back."""
         self._before_newest: dict[str, Any] = {}
+        self._unsaved: frozenset[str] = frozenset()
+        """Generators of which the checkpoint that was resumed has no state."""
         self._goes_on: dict[str, Any] = {}
         """The states of the data set's generators behind the batches that are read again."""
 
@@ -194,6 +197,7 @@ class DataPosition:
         if self.by_index:
             require_generators(self.loader, self._shuffle, self._others)
             self._began, self._goes_on = state.get("began", {}), state.get("drawing", {})
+            self._unsaved = frozenset(self._drawing.keys() - self._goes_on.keys())
             if not self.is_read_again:
                 self.draw_on(self._goes_on)
             self._resuming = self._shuffle is not None or self.index > 0 or self._start > 0
@@ -347,6 +351,7 @@ class DataPosition:
         def as_then() -> None:
             put_back(self.loader, self._shuffle, self._others)
 
+        drawn = {n: one for n, one in self.drawn().items() if n not in self._unsaved}
         clone, indices = _beginning_with(self.loader, self._indices_left)
         if not self._new_workers:
             indices.before_first = as_then  # the new iterator draws a seed that the old one did not
@@ -356,6 +361,7 @@ class DataPosition:
         # the training goes on: by then the generators are those of the boundary again.
         self._before_order()
         indices.start()
+        self.draw_on(drawn)  # samples, too, may draw from generators of samplers
         if not self._stateful and _keeps_workers(clone):
             self._plain = clone
         return _handing_over(clone, made)

@@ -214,6 +214,14 @@ def data_generators(loader: Any, *, of_workers: bool = False) -> dict[str, Any]:
     return found
 
 
+def drawing_generators(loader: Any) -> dict[str, Any]:
+    """By place all that a batch may draw from, in this process: there is none with workers."""
+    if loader.num_workers:
+        return {}
+    given = {f"generator{number}": one for number, one in enumerate(_given(loader))}
+    return given | _held(loader) | data_generators(loader)
+
+
 BOXES = (list, tuple, dict)
 LOOKED_AT, MOST_PARTS = 1000, 100
 """Objects of a data set, and parts of a list, that generators are looked for in."""

@@ -226,6 +226,24 @@ def test_generators_of_a_data_set_go_on_behind_a_fetch_ahead(until: int, ahead: 
     assert killed_and_resumed(make, until, ahead) == undisturbed(make, ahead)
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("until", [1, 4, 6, 9, 12])
+@pytest.mark.parametrize("is_given", [False, True])
+def test_one_generator_of_an_order_and_of_samples_goes_on(
+    until: int, ahead: int, is_given: bool
+) -> None:
+    """The order of the epoch comes from its begin, the next sample from the boundary."""
+
+    def make() -> Any:
+        OUTSIDE.manual_seed(5)
+        data = DrawsInside(OUTSIDE)
+        if is_given:
+            return DataLoader(data, batch_size=2, shuffle=True, generator=OUTSIDE)
+        return DataLoader(data, batch_size=2, sampler=DrawsOutside())
+
+    assert killed_and_resumed(make, until, ahead) == undisturbed(make, ahead)
+
+
 def test_more_than_one_ahead_needs_to_be_told() -> None:
     """How many batches are left when the loader has ended is the framework's knowledge."""
     loader = EpochLoader(plain(), ahead=2, begin=lambda: None)
