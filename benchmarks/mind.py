@@ -3,8 +3,9 @@
 Each job is started by `autockpt run`, without a profile and without a failure rate.  Its trainer is
 killed after stretches of training that a seed draws.  From the second failure on its goodput is
 held against the best fixed interval in hindsight: the same lives and the same restarts, with the
-costs that the run itself has observed, at the interval that would have kept most.  The plan in
-force at the end promised a loss; it is held against the loss that was observed.
+costs that the run itself has observed, at the interval that would have kept most.  Each life has
+a promise in force when it ends.  From the third failure on their mean, weighed by time, is held
+against the loss that was observed, and that loss against the band of the last promise.
 
     make bench-mind               # 2 schedules of 5 kills, 2 sizes: at most 20 minutes
     make bench-mind BENCH_ARGS='--schedules 5 --kills 10 --stretch 10 60 --minutes 120'
@@ -30,8 +31,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
+from autockpt.reports.analysis.promises import waste_band
 from autockpt.run_directory import RunDirectory
 from autockpt.values import telemetry as t
+from autockpt.values.plan import Expected
 from benchmarks.harness import Row, parse, publish, row
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,6 +44,8 @@ END_S = 120.0
 POLL_S = 0.1
 COUNTED_FROM = 2
 """Failures before goodput is counted: without any, nobody knows how often they come."""
+PROMISED_FROM = 3
+"""The same for promises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +63,18 @@ class Life:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """The end of one life."""
+
+    at_s: float
+    """Monotonic."""
+    expected: Expected | None
+    """Promise in force; None: nothing was decided."""
+    rate_shape: float = 1.0
+    """Of the Gamma that the failure rate was taken to have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What one job showed, from the counted failure on."""
 
@@ -67,8 +84,11 @@ class Outcome:
     interval_steps: int
     """Of the plan at the end, between snapshots."""
     promised_loss: float | None
-    """By the plan at the end; None: none was decided."""
+    """Mean over the lives from the third failure on; None: none was decided."""
+    promised_band: tuple[float, float] | None
+    """90 %, of the loss over as many failures, by the last promise."""
     observed_loss: float
+    """From the third failure on."""
     fresh_starts: int
     """Restarts from step 0 after the counted failure."""
     lost_steps: tuple[int, ...]
@@ -86,10 +106,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--stretch", type=float, nargs=2, default=[10.0, 40.0],
                         help="least and most training before a kill, seconds")  # fmt: skip
     tiny = {"schedules": 1, "kills": 2, "sizes": ["1m"], "stretch": [1.0, 2.0]}
+    parser.add_argument("--keep", help="empty folder for the run directories; else they go")
     given = parse(parser, argv, **tiny)
     found: dict[str, list[Outcome]] = {}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # else the job would train on
-    folder = Path(tempfile.mkdtemp(prefix="bench-mind-", dir=os.getcwd()))
+    kept = Path(given.keep).absolute() if given.keep else None
+    folder = kept or Path(tempfile.mkdtemp(prefix="bench-mind-", dir=os.getcwd()))
     try:
         for number, size in jobs_within(given):
             stretches = drawn(given.kills + 1, *given.stretch, seed=1000 * given.seed + number)
@@ -98,7 +120,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"{size} schedule {number}: {json.dumps(asdict(one))}", flush=True)
             found.setdefault(size, []).append(one)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if kept is None:
+            shutil.rmtree(folder, ignore_errors=True)
     publish(
         "mind", [line for size, all_ in found.items() for line in rows(size, all_)],
         settings={**vars(given), "outcomes": {k: [asdict(o) for o in v] for k, v in found.items()}},
@@ -125,8 +148,8 @@ def drawn(count: int, least_s: float, most_s: float, *, seed: int) -> tuple[floa
     return tuple(chance.uniform(least_s, most_s) for _ in range(count))
 
 
-def run_once(run: Path, size: str, stretches: Sequence[float]) -> list[float]:
-    """Trains, kills after each stretch but the last, and ends the job; when each was, monotonic."""
+def run_once(run: Path, size: str, stretches: Sequence[float]) -> list[End]:
+    """Trains, kills after each stretch but the last, and ends the job; the end of each life."""
     script = str(ROOT / "benchmarks" / "kills" / "trainer.py")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("AUTOCKPT_", "TORCHELASTIC_"))}
     log = run.with_suffix(".log")
@@ -137,12 +160,12 @@ def run_once(run: Path, size: str, stretches: Sequence[float]) -> list[float]:
             env={**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, cwd=run.parent,
             stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
-    ends: list[float] = []
+    ends: list[End] = []
     try:
         for number, stretch_s in enumerate(stretches):
             pid, began_s = _training(RunDirectory(run), job, number, log)
             time.sleep(max(0.0, began_s + stretch_s - time.monotonic()))
-            ends.append(time.monotonic())
+            ends.append(_end(RunDirectory(run)))
             if number + 1 < len(stretches):
                 os.kill(pid, signal.SIGKILL)
         job.send_signal(signal.SIGTERM)
@@ -152,6 +175,14 @@ def run_once(run: Path, size: str, stretches: Sequence[float]) -> list[float]:
             os.killpg(job.pid, signal.SIGKILL)
         job.wait()
     return ends
+
+
+def _end(run: RunDirectory) -> End:
+    decision = run.read_decision()
+    if decision is None:
+        return End(at_s=time.monotonic(), expected=None)
+    shape = decision.inputs.rate_shape if decision.inputs is not None else 1.0
+    return End(at_s=time.monotonic(), expected=decision.expected, rate_shape=shape)
 
 
 def _training(
@@ -176,12 +207,11 @@ def _events(path: Path) -> Iterator[t.Event]:
         yield t.event_from_data(json.loads(line))
 
 
-def outcome(run: RunDirectory, ends: Sequence[float]) -> Outcome:
-    """What the logs of a run say; `ends`: when each of its lives was ended, monotonic."""
+def outcome(run: RunDirectory, ends: Sequence[End]) -> Outcome:
+    """What the logs of a run say; `ends`: of its lives."""
     events = list(_events(run.rank_telemetry(0)))
-    lives = lives_of(events, ends)
+    lives = lives_of(events, [end.at_s for end in ends])
     counted = lives[COUNTED_FROM:] or lives[-1:]
-    skipped = max(0, len(lives) - len(counted))
     seals = sum(isinstance(event, t.SnapshotSealed) for event in events)
     blocks = [e for e in events if isinstance(e, t.IterationsTimed)]
     stalled_s = sum(block.checkpoint_s for block in blocks)
@@ -190,27 +220,50 @@ def outcome(run: RunDirectory, ends: Sequence[float]) -> Outcome:
     )
     cost_s = (stalled_s + slower_s) / max(1, seals)
     copies = [e.copy_s for e in events if isinstance(e, t.SnapshotSealed)] or [0.0]
-    wall_s = ends[-1] - ends[skipped - 1] if skipped else ends[-1] - lives[0].began_s
+    trained_s, wall_s = kept_of(lives, COUNTED_FROM)
+    late_s, late_wall_s = kept_of(lives, PROMISED_FROM)
+    best_s, interval = best_fixed(counted, cost_s=cost_s, latency_s=fmean(copies))
+    plan, records = run.read_plan(), run.failures()
+    promised, band = promised_of(lives, ends)
+    return Outcome(
+        goodput=trained_s / wall_s,
+        best_goodput=best_s / wall_s,
+        best_interval_steps=interval,
+        interval_steps=plan.snapshot_interval_steps if plan is not None else 0,
+        promised_loss=promised,
+        promised_band=band,
+        observed_loss=1.0 - late_s / late_wall_s,
+        fresh_starts=sum(life.first_step == 0 for life in lives[COUNTED_FROM:]),
+        lost_steps=tuple(record.lost_steps for record in records),
+        plans=1 + sum(isinstance(event, t.PlanChanged) for event in events),
+    )
+
+
+def kept_of(lives: Sequence[Life], first: int) -> tuple[float, float]:
+    """(seconds of training that stayed, seconds in all) from the end of the life before `first`."""
+    counted = lives[first:] or lives[-1:]
+    skipped = len(lives) - len(counted)
+    since_s = lives[skipped - 1].ended_s if skipped else lives[0].began_s
     begun = [life.first_step for life in counted]
     ended = [*begun[1:], counted[-1].first_step + counted[-1].steps]
     trained_s = sum(
         (end - begin) * life.iteration_s
         for life, begin, end in zip(counted, begun, ended, strict=True)
     )
-    best_s, interval = best_fixed(counted, cost_s=cost_s, latency_s=fmean(copies))
-    decision, plan = run.read_decision(), run.read_plan()
-    records = run.failures()
-    return Outcome(
-        goodput=trained_s / wall_s,
-        best_goodput=best_s / wall_s,
-        best_interval_steps=interval,
-        interval_steps=plan.snapshot_interval_steps if plan is not None else 0,
-        promised_loss=None if decision is None else decision.expected.waste,
-        observed_loss=1.0 - trained_s / wall_s,
-        fresh_starts=sum(life.first_step == 0 for life in lives[COUNTED_FROM:]),
-        lost_steps=tuple(record.lost_steps for record in records),
-        plans=1 + sum(isinstance(event, t.PlanChanged) for event in events),
-    )
+    return trained_s, lives[-1].ended_s - since_s
+
+
+def promised_of(
+    lives: Sequence[Life], ends: Sequence[End]
+) -> tuple[float | None, tuple[float, float] | None]:
+    """(mean promise weighed by time, band of the last) from the third failure on."""
+    late = list(zip(lives, ends, strict=True))[PROMISED_FROM:] or [(lives[-1], ends[-1])]
+    known = [(life, end.expected) for life, end in late if end.expected is not None]
+    if not known:
+        return None, None
+    total_s = sum(life.ended_s - life.began_s for life, _ in known)
+    mean = sum((life.ended_s - life.began_s) * made.waste for life, made in known) / total_s
+    return mean, waste_band(known[-1][1], float(len(late)), late[-1][1].rate_shape)
 
 
 def lives_of(events: Sequence[t.Event], ends: Sequence[float]) -> list[Life]:
@@ -262,12 +315,17 @@ def rows(size: str, found: Sequence[Outcome]) -> list[Row]:
     ratios = [100.0 * one.goodput / one.best_goodput for one in found]
     off = [100.0 * abs(one.promised_loss - one.observed_loss)
            for one in found if one.promised_loss is not None]  # fmt: skip
+    bands = [(one.promised_band, one.observed_loss) for one in found if one.promised_band]
+    held = [100.0 * (low <= seen <= high) for (low, high), seen in bands]
+    width = [50.0 * (high - low) for (low, high), _ in bands]
     return [
         row(size, "goodput", [100.0 * one.goodput for one in found], "%", statistic=fmean),
         row(size, "over the best fixed in hindsight", ratios, "%", statistic=fmean, at_least=95.0),
         row(size, "restarts from step 0", [float(one.fresh_starts) for one in found], "",
             statistic=max, at_most=0.0),
         row(size, "promise off by", off, "points", statistic=fmean, at_most=3.0),
+        row(size, "half of the promised band", width, "points", statistic=fmean),
+        row(size, "loss within the band", held, "%", statistic=fmean, at_least=80.0),
     ]  # fmt: skip
 
 

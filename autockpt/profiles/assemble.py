@@ -173,6 +173,10 @@ def profile_from_run(
             (),
             storage,
             ranks=facts.fingerprint.ranks_per_node,
+        ).like_saves(
+            copy_s=float(np.mean(samples.copies_s or (0.0,))),
+            persist_s=float(np.mean(samples.persists_s or (0.0,))),
+            n=min(len(samples.copies_s), len(samples.persists_s)),
         ),
         storage=storage,
         interference=interference,
@@ -244,7 +248,7 @@ def missing(profile: Profile) -> list[str]:
     if not any(m.operation == "write" for m in profile.storage):
         said.append("storage writes were not measured: writers and chunks are defaults")
     if not any(m.operation == "read" for m in profile.storage):
-        said.append("storage reads were not measured: the time of a restore is assumed")
+        said.append("storage reads were not measured: a restore is taken from saves, or assumed")
     works = {measure.work for measure in profile.interference}
     said += [
         f"the slow-down under {what} was not measured: it is assumed"

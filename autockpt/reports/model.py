@@ -224,6 +224,7 @@ def _compared(events: tuple[Event, ...], data: RunData, decision: Decision) -> t
         saves(since, sync=waits(decision)),
         restores,
         interruptions_per_s=data.interruptions_per_s,
+        rate_shape=decision.inputs.rate_shape if decision.inputs is not None else None,
     )
 
 

@@ -67,6 +67,8 @@ class DecisionInputs:
     """Shape of the Gamma that the rate of all interruptions is taken to have."""
     declared_mtbf_s: float | None = None
     """Mean time between interruptions that the policy declares and the plan reckons with."""
+    boundary_s: float = 0.0
+    """Training blocked at each iteration boundary, also without a checkpoint."""
     habit: Habit | None = None
     """None: nothing was measured that it could be reckoned from."""
 

@@ -4,7 +4,7 @@ Every figure here was measured, or says that it was assumed and from where.
 """
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
@@ -262,6 +262,34 @@ class RecoveryTimes:
     restore_disk: Estimate
     restore_peer: Estimate | None = None
     """From the memory of other nodes, where it was seen."""
+
+    def like_saves(self, *, copy_s: float, persist_s: float, n: int) -> "RecoveryTimes":
+        """Return these times, with assumed restores taken from `n` saves, if there are any.
+
+        A restore copies as many bytes as a snapshot, and reads as many as a save writes.
+        """
+
+        def derived(before: Estimate, value_s: float, note: str) -> Estimate:
+            if before.source != "assumed" or not n:
+                return before
+            return Estimate(value_s=value_s, source="derived", n=n, note=note)
+
+        return replace(
+            self,
+            restore_memory=derived(self.restore_memory, copy_s, "as long as a snapshot"),
+            restore_disk=derived(
+                self.restore_disk, copy_s + persist_s, "as long as a snapshot and its write"
+            ),
+        )
+
+    def outage_s(self, memory_share: float) -> float:
+        """Mean time without training at a failure; `memory_share`: restored from memory."""
+        down_s = self.detect.value_s + self.restart.value_s
+        return (
+            down_s
+            + memory_share * self.restore_memory.value_s
+            + (1.0 - memory_share) * self.restore_disk.value_s
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,13 +121,13 @@ def format_rate(bytes_per_s: float) -> str:
 
 
 def format_fraction(fraction: float) -> str:
-    """`fraction` as a percentage, e.g. "0.34 %"; just below 1 it shows what is missing."""
+    """`fraction` as a percentage, e.g. "0.34 %"; just below 1 with up to six nines more."""
     if abs(fraction) >= 9.995:
         return f"{fraction * 100:,.0f} %"
     shown = f"{fraction * 100:.3g}"
     if fraction < 1.0 and shown == "100":
-        digits = next((n for n in range(1, 6) if float(f"{fraction * 100:.{n}f}") < 100.0), 6)
-        shown = f"{fraction * 100:.{digits}f}"
+        near = (f"{fraction * 100:.{digits}f}" for digits in range(1, 7))
+        shown = next((text for text in near if float(text) < 100.0), shown)
     return f"{shown} %"
 
 

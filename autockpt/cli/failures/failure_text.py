@@ -52,7 +52,7 @@ def print_history(console: Console, history: FailureHistory, *, nodes: int | Non
             "nodes; drain them before you pay for checkpoints"
         )
     example = "  ".join(f"{n}: {format_duration(_mtbf_s(rates, n))}" for n in (1, 16, 128, 1024))
-    console.result(f"MTBF of a job on N nodes: {example}")
+    console.result(f"training between failures of a job on N nodes: {example}")
     for note in history.notes:
         console.result(f"note: {note}")
 

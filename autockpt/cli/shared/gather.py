@@ -133,13 +133,15 @@ def what_if_of(decision: Decision | None) -> "WhatIfCurve | None":
         return None
     tiers = tiers_from(decision.inputs)
     memory_s, disk_s = tiers.periods_s(memory_steps, disk_steps)
+    parts = tiers.waste(memory_steps, disk_steps)
     return what_if(
         memory=tiers.memory,
         disk=tiers.disk,
         memory_period_s=memory_s,
         disk_period_s=disk_s,
-        waste=tiers.waste(memory_steps, disk_steps).total,
+        waste=parts.total,
         mtbf_assumed=decision.inputs.rate_assumed,
+        boundary=parts.boundary,
     )
 
 

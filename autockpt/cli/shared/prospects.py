@@ -41,6 +41,9 @@ def risk_of(decision: Decision | None) -> "Risk | None":
         usual, steps = habit_tiers(habit, inputs.iteration_s), habit.interval_steps
         ways.append(two_tiers("a save every 30 min", usual, 0, steps))
         promised.append(usual.waste(0, steps).total)
+    # The worlds have checkpoints and failures; time at boundaries is lost beside them.
+    parts = tiers.waste(memory, disk)
+    beside = {"this plan": (1.0 - parts.paid) / max(1e-9, 1.0 - parts.checkpoint)}
     found = risk.risk(
         ways,
         memory_per_s=tiers.memory.failures_per_s if tiers.memory else 0.0,
@@ -55,7 +58,11 @@ def risk_of(decision: Decision | None) -> "Risk | None":
         mtbf_s=risk.quantiles(found.mtbf_s),
         failures=risk.quantiles(found.failures),
         ways=tuple(
-            Luck(name=name, promised=promise, lost=tuple(1.0 - x for x in goodputs))
+            Luck(
+                name=name,
+                promised=promise,
+                lost=tuple(1.0 - x * beside.get(name, 1.0) for x in goodputs),
+            )
             for (name, goodputs), promise in zip(found.goodputs.items(), promised, strict=True)
         ),
     )

@@ -66,6 +66,8 @@ class Costs:
     """The same by one persist, beyond its snapshot's."""
     blocked_s: float = 0.0
     """Training blocked by one persist beyond the snapshot's stall; not 0 for sync only."""
+    boundary_s: float = 0.0
+    """Training blocked at each iteration boundary, also without a checkpoint."""
     restart_s: float
     """Failure to running again: detection and process start."""
     restore_memory_s: float

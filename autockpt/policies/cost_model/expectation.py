@@ -16,7 +16,7 @@ from autockpt.policies.interval.silent_errors import silent_share
 from autockpt.values.decision_inputs import Habit
 from autockpt.values.goal import Goal
 from autockpt.values.plan import Expected, Staging
-from autockpt.values.profile import FailureRates, Profile, StorageMeasure
+from autockpt.values.profile import FailureRates, Profile, RecoveryTimes, StorageMeasure
 from autockpt.values.units import format_duration
 
 BASELINE_INTERVAL_S = 1800.0
@@ -32,17 +32,19 @@ CONTRADICTING_EVENTS = 2
 
 def rates_of(profile: Profile, goal: Goal) -> Rates:
     """Interruptions by the tier that serves them; the user's declaration beats the posterior."""
-    return split_rates(profile.failures, goal)
+    return split_rates(profile.failures, goal, profile.recovery)
 
 
-def split_rates(failures: FailureRates, goal: Goal) -> Rates:
-    """The same from failure rates alone, for the controller."""
+def split_rates(failures: FailureRates, goal: Goal, recovery: RecoveryTimes) -> Rates:
+    """The same without a profile, for the controller."""
     share = 0.0 if failures.memory_ends_with == "rank" else failures.process_share
     if goal.failures.process_share is not None:
         share = goal.failures.process_share
     total, declared_s = failures.interruptions_per_s, declared_mtbf_s(failures, goal)
     if declared_s is not None:
         total = 1.0 / declared_s
+    elif failures.per_node.events + failures.per_job.events:
+        total = per_wall_s(total, recovery.outage_s(share))
     declared, disk = goal.failures, total * (1.0 - share)
     late_s = goal.retention.reach_s
     return Rates(
@@ -53,6 +55,16 @@ def split_rates(failures: FailureRates, goal: Goal) -> Rates:
         silent_per_s=min(disk, total * silent_share(failures)) if late_s is not None else 0.0,
         noticed_after_s=late_s or 0.0,
     )
+
+
+def per_wall_s(per_training_s: float, outage_s: float) -> float:
+    """The rate per second of all time, of failures that are recorded per second of training.
+
+    A record has n failures in E seconds of training, and n outages of d seconds.  The job trains
+    1 / (1 + n d / E) of the time, where the waste rate has e^(-Lambda d).
+    """
+    down = per_training_s * outage_s
+    return per_training_s * math.log1p(down) / down if down > 0 else per_training_s
 
 
 def rate_band(failures: FailureRates, goal: Goal) -> tuple[float, float]:
@@ -96,14 +108,20 @@ def expected_of(
     costs: Costs, profile: Profile, goal: Goal, intervals: Intervals, *, memory_on: bool
 ) -> Expected:
     """The promise of a plan with these intervals."""
-    return promise(costs, profile.failures, goal, intervals, memory_on=memory_on)
+    return promise(costs, profile.failures, profile.recovery, goal, intervals, memory_on=memory_on)
 
 
 def promise(
-    costs: Costs, failures: FailureRates, goal: Goal, intervals: Intervals, *, memory_on: bool
+    costs: Costs,
+    failures: FailureRates,
+    recovery: RecoveryTimes,
+    goal: Goal,
+    intervals: Intervals,
+    *,
+    memory_on: bool,
 ) -> Expected:
-    """The same from failure rates alone, for the controller."""
-    rates = split_rates(failures, goal)
+    """The same without a profile, for the controller."""
+    rates = split_rates(failures, goal, recovery)
     pair = (intervals.memory_steps, intervals.disk_steps)
     low, high = (
         tiers_of(costs, rates.scaled(factor), memory_on=memory_on).waste(*pair).total
@@ -123,7 +141,7 @@ def promise(
         waste=intervals.waste.total,
         waste_low=low,
         waste_high=high,
-        checkpoint_waste=intervals.waste.checkpoint,
+        checkpoint_waste=intervals.waste.paid,
         persist_s=costs.persist_s,
         recovery_memory_s=memory_s,
         recovery_disk_s=disk_s,
@@ -168,7 +186,7 @@ def habit_promise(habit: Habit, iteration_s: float, band: tuple[float, float]) -
         waste=parts.total,
         waste_low=low,
         waste_high=high,
-        checkpoint_waste=parts.checkpoint,
+        checkpoint_waste=parts.paid,
         persist_s=habit.persist_s,
         recovery_memory_s=recovery_s,
         recovery_disk_s=recovery_s,

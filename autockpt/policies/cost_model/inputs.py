@@ -35,7 +35,7 @@ def inputs_of(
     habit: Habit | None = None,
 ) -> DecisionInputs:
     """Return the inputs of a decision with these costs and rates."""
-    tiers = tiers_of(costs, split_rates(failures, goal), memory_on=memory_on)
+    tiers = tiers_of(costs, split_rates(failures, goal, recovery), memory_on=memory_on)
     return DecisionInputs(
         iteration_s=costs.iteration_s,
         memory=tiers.memory,
@@ -45,13 +45,17 @@ def inputs_of(
         recovery=recovery,
         rate_shape=rate_shape(failures, goal),
         declared_mtbf_s=declared_mtbf_s(failures, goal),
+        boundary_s=costs.boundary_s,
         habit=habit,
     )
 
 
 def tiers_from(inputs: DecisionInputs) -> Tiers:
     """The waste function that a decision was made with."""
-    return Tiers(iteration_s=inputs.iteration_s, memory=inputs.memory, disk=inputs.disk)
+    return Tiers(
+        iteration_s=inputs.iteration_s, memory=inputs.memory, disk=inputs.disk,
+        boundary_s=inputs.boundary_s,
+    )  # fmt: skip
 
 
 def decided_again(

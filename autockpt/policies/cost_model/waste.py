@@ -8,7 +8,8 @@ For each tier, s_i is the stall, T_i the period, Lambda_i the failures per secon
 restore.  The checkpoint becomes recoverable after P_i, in which interference costs sigma_i P_i of
 training time.  D is the time to detect and restart.
 
-c is paid in all the time that is not lost at failures.  A failure may also strike while the job
+c is paid in all the time that is not lost at failures; so is the time b at each iteration boundary.
+A failure may also strike while the job
 recovers from the last one, hence the product.  It is c + f where both are small, and never above 1.
 
 Source: docs/concepts/policy.md, "The waste rate"; the exact form of one level is in `renewal`.
@@ -39,11 +40,18 @@ class WasteParts:
     restart: float
     """Detection and restart of processes."""
     restore: float
+    boundary: float = 0.0
+    """At iteration boundaries, the same for all intervals."""
 
     @property
     def checkpoint(self) -> float:
-        """Paid without any failure."""
+        """The part without any failure that intervals decide on, and limits bound."""
         return self.stall + self.slowdown
+
+    @property
+    def paid(self) -> float:
+        """Lost without any failure."""
+        return self.checkpoint + self.boundary
 
     @property
     def failure(self) -> float:
@@ -53,7 +61,7 @@ class WasteParts:
     @property
     def total(self) -> float:
         """w, 0..1; less than the sum, because time is lost once only."""
-        return fraction_lost(self.checkpoint, self.failure)
+        return fraction_lost(self.paid, self.failure)
 
     @property
     def productive(self) -> float:
@@ -72,7 +80,7 @@ def gain(now: WasteParts, then: WasteParts) -> float:
     Of the productive time and not of all time.  A job that loses nearly all of it has a waste near
     1 at any interval.  One interval may still train twice as much as another.
     """
-    left, promised = 1.0 - now.checkpoint, 1.0 - then.checkpoint
+    left, promised = 1.0 - now.paid, 1.0 - then.paid
     if left <= 0.0 or promised <= 0.0:
         return float(promised > 0.0) - float(left > 0.0)
     return 1.0 - left / promised * math.exp(min(then.failure - now.failure, LARGEST_EXPONENT))

@@ -88,7 +88,10 @@ def tiers_of(costs: Costs, rates: Rates, *, memory_on: bool) -> Tiers:
     """
     if not memory_on:
         disk = costs.disk_tier(rates.total_per_s, alone=True)
-        return Tiers(iteration_s=costs.iteration_s, memory=None, disk=_noticed_late(disk, rates))
+        return Tiers(
+            iteration_s=costs.iteration_s, memory=None, disk=_noticed_late(disk, rates),
+            boundary_s=costs.boundary_s,
+        )  # fmt: skip
     from_peers = rates.disk_per_s * costs.peers.served if costs.peers is not None else 0.0
     answered = answered_per_s(rates.preempted_per_s, rates.notice_s, costs, memory=True)
     left = rates.disk_per_s - from_peers + rates.preempted_per_s - answered
@@ -97,6 +100,7 @@ def tiers_of(costs: Costs, rates: Rates, *, memory_on: bool) -> Tiers:
         iteration_s=costs.iteration_s,
         memory=with_answered(memory, answered, costs),
         disk=_noticed_late(costs.disk_tier(left, alone=False), rates),
+        boundary_s=costs.boundary_s,
     )
 
 

@@ -11,7 +11,7 @@ way.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autockpt.policies.cost_model.waste import WasteParts, step_periods_s, waste
 from autockpt.policies.interval.closed_forms import best_period_s, ordered_periods_s
@@ -28,6 +28,8 @@ class Tiers:
     iteration_s: float
     memory: TierCost | None
     disk: TierCost
+    boundary_s: float = 0.0
+    """Training blocked at each iteration boundary, also without a checkpoint."""
 
     def cost_s(self, snapshots: int) -> float:
         """c(n): training time per snapshot when every n-th is persisted."""
@@ -44,7 +46,7 @@ class Tiers:
         return step_periods_s(
             memory=self.memory,
             disk=self.disk,
-            iteration_s=self.iteration_s,
+            iteration_s=self.iteration_s + self.boundary_s,
             memory_steps=memory_steps or disk_steps,
             disk_steps=disk_steps,
         )
@@ -52,9 +54,10 @@ class Tiers:
     def waste(self, memory_steps: int, disk_steps: int) -> WasteParts:
         """Waste rate with these intervals, in iterations."""
         memory_s, disk_s = self.periods_s(memory_steps, disk_steps)
-        return waste(
+        parts = waste(
             memory=self.memory, disk=self.disk, memory_period_s=memory_s, disk_period_s=disk_s
         )
+        return replace(parts, boundary=self.boundary_s * disk_steps / disk_s)
 
     def tunable(self, memory_steps: int, disk_steps: int) -> float:
         """The part of the waste that depends on the intervals."""

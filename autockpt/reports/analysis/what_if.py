@@ -36,6 +36,7 @@ PARAMETERS = {
     "disk_latency_s": "from the boundary until durable on disk",
     "disk_slowdown": "fraction training is slower meanwhile",
     "disk_restore_s": "restore from disk",
+    "boundary": "fraction of time at iteration boundaries, the same for all intervals",
     "mtbf_s": "mean time between interruptions of the job",
     "process_share": "fraction of interruptions that leave the memory tier alive",
     "restart_s": "detect and restart, before the restore",
@@ -43,7 +44,7 @@ PARAMETERS = {
 """Every parameter of the formulas and its meaning; seconds, or fractions without a suffix."""
 
 TERMS = {
-    "stall": "memory_stall_s / memory_interval_s + disk_stall_s / disk_interval_s",
+    "stall": "memory_stall_s / memory_interval_s + disk_stall_s / disk_interval_s + boundary",
     "slowdown": (
         "memory_slowdown * memory_latency_s / memory_interval_s"
         " + disk_slowdown * disk_latency_s / disk_interval_s"
@@ -169,10 +170,12 @@ def what_if(
     disk_period_s: float,
     waste: float,
     mtbf_assumed: bool,
+    boundary: float = 0.0,
 ) -> WhatIfCurve:
     """The what-if of a plan, from the arguments of the policies' waste function and its result.
 
-    `memory` None: the tier is off and `disk` carries all failures.
+    `memory` None: the tier is off and `disk` carries all failures.  `boundary`: fraction of time
+    that all intervals take alike.
     """
     rate = disk.failures_per_s + (memory.failures_per_s if memory else 0.0)
     restart_s = min(disk.restart_s, memory.restart_s) if memory else disk.restart_s
@@ -182,6 +185,7 @@ def what_if(
         "mtbf_s": min(NEVER_S, 1 / rate) if rate > 0 else NEVER_S,
         "process_share": memory.failures_per_s / rate if memory and rate > 0 else 0.0,
         "restart_s": restart_s,
+        "boundary": boundary,
     }
     for tier, cost in (("memory", memory), ("disk", disk)):
         latency_s = cost.latency_s if cost else 0.0

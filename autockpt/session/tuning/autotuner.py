@@ -29,6 +29,7 @@ from autockpt.run_directory import RunDirectory
 from autockpt.session.job import Job
 from autockpt.session.tuning.recorder import Recorder
 from autockpt.tuner.online.controller import Controller
+from autockpt.tuner.online.observed import Observed
 from autockpt.tuner.online.proposals import PlanProposal, digest_of, intervals_of
 from autockpt.tuner.online.recording import RecordedController
 from autockpt.tuner.online.watches.scheme_change import LINK_SLOWER
@@ -122,10 +123,20 @@ class AutoTuner:
             Controller(start.memory, goal=job.goal), self._recorder
         )
         self.started_with = self._start()
+        self._stale = self.started_with is None and self._knows_more(start.memory.seen)
+        """The promise is of an earlier start: failures and costs since then are not in it."""
         if job.restart_count and len(failures := self._files.failures()) >= 2:
             self._controller.interrupted(time.monotonic(), failures[-1].exposure_s)
         self._thread = threading.Thread(target=self._think, name="autockpt-tuner", daemon=True)
         self._thread.start()
+
+    def _knows_more(self, seen: Observed) -> bool:
+        """Whether this start knows of failures or costs that the decision does not have."""
+        if self._decision is None or self._decision.inputs is None:
+            return False
+        before, now = self._decision.inputs.failures, seen.failures
+        same = before.per_node.events == now.per_node.events
+        return seen.sealed > 0 or not same or before.per_job.events != now.per_job.events
 
     def _start(self) -> PlanProposal | None:
         """Return the proposal behind this start's plan; None: the plan is the one before."""
@@ -216,6 +227,9 @@ class AutoTuner:
                     return
 
     def _drain(self) -> None:
+        if self._stale:
+            self._stale = False
+            self._promise_anew()
         while self._applied:
             self._write_down(self._applied.popleft())
         while self._queue:
@@ -323,6 +337,14 @@ class AutoTuner:
                     decision, plan, choices, offer.expected, offer.inputs, self._job.goal
                 )
         self._decide(decision)
+
+    def _promise_anew(self) -> None:
+        """The plan stays, and its promise is of now."""
+        promised, decision = self._controller.promise(), self._decision
+        if promised is not None and decision is not None:
+            self._decide(
+                decided_again(decision, decision.plan, decision.choices, *promised, self._job.goal)
+            )
 
     def _decide(self, decision: Decision) -> None:
         # Not at the top: every restart would wait for YAML and the reader of policies.

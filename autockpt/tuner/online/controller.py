@@ -44,6 +44,7 @@ from autockpt.tuner.online.watches.codec_speed import CodecWatch
 from autockpt.tuner.online.watches.exchange import ExchangeWatch, meant_for
 from autockpt.tuner.online.watches.scheme import SchemeWatch
 from autockpt.tuner.online.watches.scheme_change import LINK_SLOWER, SchemeChange
+from autockpt.values.decision_inputs import DecisionInputs
 from autockpt.values.errors import ConfigError
 from autockpt.values.failure import Life
 from autockpt.values.goal import Goal
@@ -391,6 +392,12 @@ class Controller:
         else:
             moved = not self._in_dead_band(best)
         return self._to(best, "start", "decided at the start") if forced or moved else None
+
+    def promise(self) -> tuple[Expected, DecisionInputs] | None:
+        """The promise of the plan in force by all that is known now; None: its costs are not."""
+        if not self.seen.costed or not intervals_of(self.plan)[1]:
+            return None
+        return self.outlook.promised(self.outlook.intervals), self.outlook.inputs()
 
     def _within(self, lives: tuple[Life, ...], then: tuple[int, int]) -> PlanProposal:
         shortest_s = min(life.trained_s for life in lives if life.steps or len(lives) >= SURE)

@@ -20,6 +20,8 @@ from autockpt.values.telemetry import (
     SnapshotSealed,
 )
 
+BOUNDARY_BLOCKS = 8
+"""Blocks in a mean of the time at boundaries: a stall may be reported a block after its time."""
 OUTDATED_SAVES = 4
 """So many saves without a quiet iteration between them, and older quiet ones tell nothing."""
 KNOWN = 3
@@ -60,6 +62,15 @@ class Observed:
     quiet_sum_s: float = 0.0
     """Of the quiet blocks since the newest snapshot,"""
     quiet_blocks: int = 0
+    """and their number."""
+    boundary: Window = field(default_factory=Window)
+    """Time at each iteration boundary, also without a checkpoint, one mean of BOUNDARY_BLOCKS each,
+    """
+    boundary_sum_s: float = 0.0
+    """of the newest blocks, without the stalls of snapshots,"""
+    boundary_steps: int = 0
+    """their iterations,"""
+    boundary_blocks: int = 0
     """and their number."""
     busy_saves: int = 0
     """Saves that became durable since the newest quiet iteration."""
@@ -116,6 +127,7 @@ class Observed:
 
     def _sealed(self, event: SnapshotSealed) -> None:
         self.stall.observe(event.boundary_stall_s + event.fence_stall_s)
+        self.boundary_sum_s -= event.boundary_stall_s + event.fence_stall_s
         self.copy.observe(event.copy_s)
         under_way = self.saving.get(event.generation)
         if under_way is not None and not under_way.disk:
@@ -135,6 +147,15 @@ class Observed:
         if event.busy_s > 0:
             self.busy.observe(event.busy_s)
         self.slower.observe(event.quiet_s, event.busy_s)
+        self.boundary_sum_s += event.checkpoint_s
+        self.boundary_steps += event.count
+        self.boundary_blocks += 1
+        if self.boundary_blocks >= BOUNDARY_BLOCKS:
+            self.boundary.observe(self.boundary_sum_s / max(1, self.boundary_steps))
+            self._forget_boundaries()
+
+    def _forget_boundaries(self) -> None:
+        self.boundary_sum_s, self.boundary_steps, self.boundary_blocks = 0.0, 0, 0
 
     def busy_saving(self, now_s: float) -> bool:
         """Whether a save is under way."""
@@ -190,7 +211,7 @@ class Observed:
             self.persist, None if prior is None else (prior.persist_s, prior.persist_high_s)
         )
         copying, writing = self._slowdowns(copy, persist)
-        recovery = self.recovery
+        recovery = self.recovered
         return Costs(
             iteration_s=self.iteration_s,
             stall_s=stall,
@@ -202,6 +223,7 @@ class Observed:
             copy_slowdown_s=copying,
             persist_slowdown_s=0.0 if sync else writing,
             blocked_s=max(0.0, persist - stall) if sync else 0.0,
+            boundary_s=0.0 if sync else max(0.0, self.boundary.mean),
             restart_s=recovery.detect.value_s + recovery.restart.value_s,
             restore_memory_s=recovery.restore_memory.value_s,
             restore_disk_s=recovery.restore_disk.value_s,
@@ -213,6 +235,14 @@ class Observed:
                 "persist_s": self.persist.n,
             },
         )
+
+    @property
+    def recovered(self) -> RecoveryTimes:
+        """Times of recovery; assumed restores give way to saves that were seen."""
+        if min(self.copy.n, self.persist.n) < KNOWN:
+            return self.recovery
+        copy_s, persist_s = self.copy.mean, self.persist.mean
+        return self.recovery.like_saves(copy_s=copy_s, persist_s=persist_s, n=self.persist.n)
 
     def _peers(self) -> PeerCosts | None:
         """The cost of an exchange: its time is observed, and the rest is of the profile."""
@@ -265,6 +295,7 @@ class Observed:
         self.seals_s, self.saving, self.busy_saves = (), {}, 0
         self.quiet_sum_s, self.quiet_blocks = 0.0, 0
         self.slower.forget_blocks()
+        self._forget_boundaries()
 
     def rates(self) -> FailureRates:
         """Failure rates with this process's own exposure added; a failure would have ended it."""

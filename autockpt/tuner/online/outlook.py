@@ -52,7 +52,7 @@ class Outlook:
     @cached_property
     def rates(self) -> Rates:
         """Of interruptions, the declared ones if the goal declares them."""
-        return split_rates(self.seen.rates(), self.goal)
+        return split_rates(self.seen.rates(), self.goal, self.seen.recovered)
 
     @cached_property
     def tiers(self) -> Tiers:
@@ -136,15 +136,16 @@ class Outlook:
             optimum_disk_s=0.0,
             binding="",
         )
+        seen = self.seen
         return promise(
-            self.costs, self.seen.rates(), self.goal, intervals, memory_on=self.memory_on
+            self.costs, seen.rates(), seen.recovered, self.goal, intervals, memory_on=self.memory_on
         )
 
     def inputs(self) -> DecisionInputs:
         """Return the inputs of a decision now."""
         seen = self.seen
         return inputs_of(
-            self.costs, seen.rates(), seen.recovery, self.goal, memory_on=self.memory_on
+            self.costs, seen.rates(), seen.recovered, self.goal, memory_on=self.memory_on
         )
 
     def too_old(self, intervals: tuple[int, int]) -> bool:

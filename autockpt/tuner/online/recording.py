@@ -14,6 +14,7 @@ from autockpt.tuner.online.controller import Controller
 from autockpt.tuner.online.controller_state import Memory
 from autockpt.tuner.online.proposals import PlanProposal
 from autockpt.tuner.online.settings import ControllerSettings
+from autockpt.values.decision_inputs import DecisionInputs
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal
 from autockpt.values.plan import CheckpointPlan, Expected
@@ -77,6 +78,10 @@ class RecordedController:
         found = self._controller.start()
         self._note({"started": True, "answer": to_data(found)})
         return found
+
+    def promise(self) -> tuple[Expected, DecisionInputs] | None:
+        """The promise of the plan in force; it decides nothing, so it is not recorded."""
+        return self._controller.promise()
 
     def lasts(self, run_s: float) -> None:
         """The whole run will take about this long."""

@@ -1,14 +1,17 @@
 """A real run writes down what its controller saw and answered, and that replays to the same."""
 
 import time
+from collections.abc import Callable
 
 import pytest
 
 from autockpt.cli.app import run
+from autockpt.profiling.facts.start_decision import MEMORY
 from autockpt.run_directory import RunDirectory
 from autockpt.session.boundaries import iteration_clock
 from autockpt.session.tuning import autotuner
 from autockpt.tuner.online.recording import replay
+from autockpt.values.failure import FailureRecord
 from autockpt.values.goal import FailureDeclaration, Goal, Pins
 from autockpt.values.telemetry import PlanChanged, PlanChangeWithheld
 from tests.support import trainings
@@ -63,3 +66,48 @@ def test_an_observing_policy_changes_nothing_and_says_what_it_would(
     assert withheld.kind == "first"
     assert withheld.memory_interval_steps < FAR
     assert live.events(PlanChanged) == []
+
+
+def test_a_start_that_keeps_the_plan_promises_anew(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the failures on record and the costs that were seen: not those of an earlier start."""
+    monkeypatch.setattr(iteration_clock, "BLOCK_S", 0.05)
+    monkeypatch.setattr(autotuner, "THINK_S", 0.02)
+    pinned = Goal(pins=Pins(memory_interval_steps=8, disk_interval_steps=8, retune=False))
+    files = RunDirectory.create(live.run_dir)
+    noted = files.controller / MEMORY
+    train_until(live, pinned, lambda: files.read_decision() is not None and noted.exists())
+    before = files.read_decision()
+    assert before is not None
+    assert before.inputs is not None
+    assert before.inputs.failures.per_job.events == 0
+    live.leave()
+    died = FailureRecord(
+        wall="2026-01-01T00:00:00Z", kind="process", what="trainer", node=0, step=8,
+        exposure_s=600.0, detect_s=0.1, restart_s=40.0, restore_s=0.2, source="memory",
+    )  # fmt: skip
+    files.append_failure(died)
+
+    def promised() -> bool:
+        now = files.read_decision()
+        return now is not None and now.inputs is not None and now.inputs.recovery.restart.n == 1
+
+    train_until(live, pinned, promised)
+    after = files.read_decision()
+    assert after is not None
+    assert after.inputs is not None
+    assert after.plan.tiers == before.plan.tiers
+    assert after.inputs.failures.per_job.events == 1
+    assert after.expected.waste > before.expected.waste
+
+
+def train_until(live: Live, goal: Goal, condition: Callable[[], bool]) -> None:
+    """Trains, at most a minute."""
+    job, ckpt = live.attach(goal=goal)
+    deadline = time.monotonic() + 2 * PATIENCE_S
+    for step, batch in ckpt.batches(1_000_000):
+        trainings.train_step(job, step, batch)
+        if step % 8 == 0 and condition():
+            break
+        assert time.monotonic() < deadline

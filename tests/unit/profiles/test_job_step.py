@@ -50,15 +50,16 @@ def test_what_takes_the_memory_of_a_node(
 
 def test_memory_that_ends_with_any_rank_serves_no_failure() -> None:
     """A share that a person declares is believed."""
-    failures = example_profile().failures
-    alone = split_rates(failures, Goal())
+    profile = example_profile()
+    failures, recovery = profile.failures, profile.recovery
+    alone = split_rates(failures, Goal(), recovery)
     assert alone.memory_per_s > 0
-    ended = split_rates(replace(failures, memory_ends_with="rank"), Goal())
+    ended = split_rates(replace(failures, memory_ends_with="rank"), Goal(), recovery)
     assert ended.memory_per_s == 0
     assert ended.disk_per_s == pytest.approx(alone.memory_per_s + alone.disk_per_s)
     said = Goal(failures=FailureDeclaration(process_share=0.4))
-    believed = split_rates(replace(failures, memory_ends_with="rank"), said)
-    assert believed.memory_per_s == split_rates(failures, said).memory_per_s > 0
+    believed = split_rates(replace(failures, memory_ends_with="rank"), said, recovery)
+    assert believed.memory_per_s == split_rates(failures, said, recovery).memory_per_s > 0
 
 
 @pytest.mark.parametrize("end", ["step", "rank"])

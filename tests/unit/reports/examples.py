@@ -47,6 +47,7 @@ RANKS = 8
 STEP = 72
 """Iterations between checkpoints to memory."""
 POINT = {
+    "boundary": 0.0,
     "memory_interval_s": STEP * ITERATION_S + 0.0045,
     "memory_stall_s": 0.004,
     "memory_latency_s": 0.62,

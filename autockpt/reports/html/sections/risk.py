@@ -7,6 +7,7 @@ from autockpt.reports.html.charts import luck
 from autockpt.reports.html.escape import Child, Html, join, tag
 from autockpt.reports.html.sections.parts import Section, chart, details, duration, table
 from autockpt.reports.model import ReportModel
+from autockpt.values.plan import Decision
 from autockpt.values.profile import FailureRates, RecoveryTimes
 from autockpt.values.units import format_duration, format_fraction
 
@@ -19,7 +20,7 @@ def section(model: ReportModel) -> Section | None:
     body = join(
         _spread(model.risk) if model.risk is not None else None,
         _sensitivity(model.what_if) if model.what_if is not None else None,
-        _failures(*known, model.what_if),
+        _failures(*known, model.what_if, declared=_is_declared(model.decision)),
     )
     return Section(id="risk", title="Risk", body=body)
 
@@ -75,19 +76,27 @@ def _more(waste: float) -> str:
     return format_fraction(waste) if waste > 1e-5 else "\u2013"
 
 
-def _failures(rates: FailureRates, recovery: RecoveryTimes, curve: WhatIfCurve | None) -> Html:
+def _is_declared(decision: Decision | None) -> bool:
+    inputs = decision.inputs if decision is not None else None
+    return inputs is None or inputs.declared_mtbf_s is not None
+
+
+def _failures(
+    rates: FailureRates, recovery: RecoveryTimes, curve: WhatIfCurve | None, *, declared: bool
+) -> Html:
     """Failure model and recovery times, with their sources."""
     estimated = rates.interruptions_per_s
     mtbf_s = 1 / estimated if estimated > 0 else None
     rows: list[tuple[Child, ...]] = [
-        ("time between failures of the job", duration(mtbf_s),
+        ("training between failures of the job", duration(mtbf_s),
          f"{rates.per_node.source}; {rates.per_job.source}"),
         ("failures that leave memory alive", format_fraction(rates.process_share), ""),
     ]  # fmt: skip
     if curve is not None and mtbf_s and abs(curve.point["mtbf_s"] / mtbf_s - 1) > 1e-6:
         share = format_fraction(curve.point["process_share"])
+        why = "declared by the policy" if declared else "a failure each, outages included"
         rows.insert(0, ("the plan reckons with", duration(curve.point["mtbf_s"]),
-                        f"declared by the policy; {share} of them served from memory"))  # fmt: skip
+                        f"{why}; {share} of them served from memory"))  # fmt: skip
     times = {
         "detect": recovery.detect,
         "restart": recovery.restart,

@@ -16,7 +16,7 @@ from autockpt.policies.cost_model.waste import WasteParts, gain
 from autockpt.policies.redundancy.choose import TIE
 from autockpt.policies.redundancy.link_speeds import ExchangeAtSpeed, SchemeBySpeed
 from autockpt.tuner.online.estimates import winsorised
-from autockpt.values.redundancy import Redundancy, is_placed_alike, said
+from autockpt.values.redundancy import Redundancy, is_placed_alike, placing, said
 from autockpt.values.telemetry import HostMemoryNoted
 from autockpt.values.units import format_duration, format_fraction
 
@@ -123,7 +123,7 @@ def considered(
 def _row(
     watch: SchemeWatch, one: SchemeBySpeed, own: SchemeBySpeed, slower: float, waste_of: WasteOf
 ) -> tuple[WasteParts, SchemeBySpeed] | None:
-    barred = Barred(redundancy=one.redundancy, slower=slower) in watch.barred
+    barred = Barred(redundancy=placing(one.redundancy), slower=slower) in watch.barred
     at = at_speed(one, slower)
     if at is None or (barred and one is not own):
         return None
@@ -160,7 +160,7 @@ def changed(
     expected = at_speed(old, slower) if old is not None else None
     times = sent_s / expected.peers.send_s if expected is not None and sent_s else 1.0
     undone = watch.trial is not None and is_placed_alike(watch.trial.before, now)
-    given_up = Barred(redundancy=before, slower=slower)
+    given_up = Barred(redundancy=placing(before), slower=slower)
     found = replace(
         watch,
         slower=slower,

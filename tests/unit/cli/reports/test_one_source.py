@@ -25,7 +25,7 @@ from autockpt.tuner.online.outlook import Outlook
 from autockpt.tuner.online.proposals import with_intervals
 from autockpt.values.goal import Goal
 from autockpt.values.plan import Decision
-from autockpt.values.telemetry import Event, PlanChanged, Restored, event_data
+from autockpt.values.telemetry import Event, IterationsTimed, PlanChanged, Restored, event_data
 from autockpt.values.units import format_duration, format_fraction
 from tests.unit.reports.examples import a_profile, failure_records, run_events
 
@@ -45,7 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
         recovery=estimate_recovery(records),
         prior=costs_of_plan(profile, goal, first.plan),
     )
-    events = told(run_events(ranks=1))
+    events = blocked(told(run_events(ranks=1)))
     for event in events:
         memory.seen.observe(event)
     outlook = Outlook(seen=memory.seen, goal=goal, plan=first.plan)
@@ -81,6 +81,16 @@ def told(events: list[Event]) -> list[Event]:
     ]
 
 
+def blocked(events: list[Event]) -> list[Event]:
+    """Each iteration boundary takes two milliseconds, also without a checkpoint."""
+    return [
+        replace(event, checkpoint_s=event.checkpoint_s + 2e-3 * event.count)
+        if isinstance(event, IterationsTimed)
+        else event
+        for event in events
+    ]
+
+
 def changed(events: list[Event], decided: Decision) -> PlanChanged:
     """The change, just after the block in which it applies."""
     memory, disk = (decided.plan.tier(name).interval_steps for name in ("memory", "disk"))
@@ -112,6 +122,7 @@ def test_each_quantity_has_one_value_on_all_surfaces(data: RunData) -> None:
     assert decision.inputs is not None
     assert decision.current is not None
     loss = decision.expected.waste
+    assert decision.inputs.boundary_s == pytest.approx(2e-3, rel=0.2)
 
     # The loss of the plan in force.
     assert data.what_if is not None

@@ -2,17 +2,20 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autockpt.policies.interval.choose import Rates, choose_intervals
+from autockpt.profiles.failures import estimate_recovery
 from autockpt.tuner.online.controller import begin
 from autockpt.tuner.online.estimates import WINDOW, Contrast, Window, winsorised
 from autockpt.tuner.online.observed import OUTDATED_SAVES, Observed
 from autockpt.values.goal import Goal, Limits, Pins
 from autockpt.values.plan import safe_default_plan
+from autockpt.values.profile import Estimate
 from autockpt.values.telemetry import (
     CheckpointDurable,
     IterationsTimed,
@@ -148,6 +151,58 @@ def test_a_save_whose_keeper_died_holds_back_no_longer_than_until_the_next_is_du
     assert list(seen.saving) == ["step 3 (term 1)"]
     seen.observe(durable(3))
     assert not seen.busy_saving(4.0)
+
+
+def test_the_time_at_every_boundary_is_told_from_the_stall_of_snapshots() -> None:
+    """0.2 ms each, and 50 ms at one snapshot a block, which is reported a block later."""
+    seen = observed()
+    for number in range(33):
+        late_s = 0.05 if number else 0.0
+        seen.observe(
+            SnapshotSealed(
+                at_s=float(number), rank=0, generation="g", step=number, bytes=1,
+                boundary_stall_s=late_s, fence_stall_s=0.0, copy_s=0.1,
+            )
+        )  # fmt: skip
+        seen.observe(
+            replace(block(number, quiet_s=0.01), count=100, checkpoint_s=0.05 + 100 * 2e-4)
+        )
+    assert seen.costs(sync=False).boundary_s == pytest.approx(2e-4, rel=0.05)
+    assert seen.costs(sync=True).boundary_s == 0.0, "the wait for the disk is there too"
+
+
+def test_what_every_boundary_costs_is_promised_and_moves_no_interval() -> None:
+    """It is paid at any interval, and no limit can be kept by a longer one."""
+    rates = Rates(memory_per_s=1e-4, disk_per_s=1e-4)
+    goal = Goal(limits=Limits(overhead=0.03))
+    seen = observed()
+    seen.persist.samples = seen.copy.samples = seen.stall.samples = (0.5,) * 4
+    seen.quiet.samples = (0.1,) * 4
+    free = seen.costs(sync=False)
+    paid = replace(free, boundary_s=0.005)
+    one, other = (
+        choose_intervals(costs, rates, goal, memory_on=True, slots=3, sync=False)
+        for costs in (free, paid)
+    )
+    assert other.waste.checkpoint <= 0.03
+    assert other.waste.boundary == pytest.approx(0.005 / 0.105, rel=0.05)
+    assert other.waste.total > one.waste.total + 0.04
+    assert other.memory_steps == pytest.approx(one.memory_steps, rel=0.1)
+
+
+def test_a_restore_that_nobody_saw_takes_as_long_as_a_save() -> None:
+    """15 s are assumed before anything was seen; a state of 12 MB is not read for so long."""
+    seen = Observed(failures=example_failures(), recovery=estimate_recovery(()))
+    assert seen.recovered.restore_disk.value_s == 15.0
+    for _ in range(3):
+        seen.copy.observe(0.005)
+        seen.persist.observe(0.017)
+    found = seen.recovered
+    assert found.restore_disk.source == found.restore_memory.source == "derived"
+    assert found.restore_disk.value_s == pytest.approx(0.022)
+    measured = replace(seen.recovery, restore_disk=Estimate(value_s=4.0, source="measured", n=1))
+    seen.recovery = measured
+    assert seen.recovered.restore_disk.value_s == 4.0
 
 
 @pytest.mark.parametrize(("persist_s", "met"), [(5.0, 1), (13.0, 2)])

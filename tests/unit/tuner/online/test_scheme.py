@@ -136,7 +136,8 @@ def test_a_scheme_that_is_worse_than_expected_is_given_up_and_not_tried_again() 
     assert said(taken.plan.redundancy) == "2 copies, group"
     assert "an exchange takes" in undone.reason
     assert run.said == "3 copies, mixed"
-    assert run.phase(2.0) == []
+    for slower in (2.0, 1.0, 2.0):
+        assert run.phase(slower) == []
 
 
 def test_a_scheme_whose_exchanges_never_end_is_given_up() -> None:
