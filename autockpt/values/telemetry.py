@@ -332,6 +332,16 @@ class CheckpointDeleted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerStateDropped(Event):
+    """A durable generation was written again and holds weights only (`keep.weights_only`)."""
+
+    generation: str
+    step: int
+    bytes: int
+    """Of its new shards."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FailureObserved(Event):
     """A trainer, keeper or node was lost."""
 
@@ -479,6 +489,7 @@ EVENTS: dict[str, type[Event]] = {
         RemoteCopied,
         Scrubbed,
         CheckpointDeleted,
+        OptimizerStateDropped,
         FailureObserved,
         Restored,
         LossyRestored,

@@ -16,7 +16,7 @@ from autockpt.executors.keeper.slots import (
     RankMemory,
 )
 from autockpt.executors.keeper.wire import TrainerResumed
-from autockpt.executors.protocol.messages import Dispute, HeldShard
+from autockpt.executors.protocol.messages import Dispute, HeldShard, OptimizerStateDropped
 from autockpt.executors.storage.catalogue import VerifyResult
 from autockpt.executors.storage.event_log import TelemetryWriter
 from autockpt.executors.throttle.idle_windows import WindowUse
@@ -191,6 +191,15 @@ class EventRecorder:
                 at_s=_now(), rank=KEEPER, generation=str(generation), step=step, bytes=freed
             )
         )
+
+    def reduced(self, event: OptimizerStateDropped) -> None:
+        """A commit holds weights only from now on."""
+        self._writer.emit(
+            t.OptimizerStateDropped(
+                at_s=_now(), rank=KEEPER, generation=str(event.generation),
+                step=event.generation.step, bytes=sum(int(r["bytes"]) for r in event.records),
+            )
+        )  # fmt: skip
 
     def scrubbed(self, result: VerifyResult, scrub_s: float) -> None:
         """A generation was read back; from any thread."""

@@ -565,6 +565,8 @@ class Keeper:
             self._standing.note_trouble(event.generation, event.reason)
         if isinstance(event, p.GenerationVerified) and not (event.ok and event.health == "good"):
             self._shards.damaged(event.generation)
+        elif isinstance(event, p.OptimizerStateDropped) and event.records:
+            self._journal.reduced(event)
         self._coordinator_event(event)
 
     def _carry_out(self, instructions: Sequence[p.Instruction]) -> None:

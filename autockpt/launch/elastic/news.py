@@ -128,6 +128,8 @@ def sentence(event: t.Event) -> str:
             return f"step {event.step}: checkpoint in the object store {after} later"
         case t.CheckpointDeleted():
             return f"step {event.step}: checkpoint deleted by the retention policy"
+        case t.OptimizerStateDropped():
+            return f"step {event.step}: checkpoint holds weights only from now on"
         case t.Scrubbed():
             detail = f": {event.detail}" if event.detail else ""
             return f"{_named(event.generation)} read back: {event.verdict}{detail}"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import autockpt as library
+from tests.jobs.kill.ordeal import read_events
 from tests.unit.cli.scripts import autockpt, write
 
 POLICY = """
@@ -60,6 +61,10 @@ def test_older_checkpoints_hold_weights_and_restarts_take_whole_ones(tmp_path: P
     assert [row["step"] for row in whole][-1] == 12
     assert len(whole) >= 2
     assert float(str(weights[0]["bytes"])) < 0.6 * float(str(whole[0]["bytes"]))
+    events = read_events(tmp_path / "r" / "telemetry" / "keeper-000.jsonl")
+    dropped = {e["step"]: e["bytes"] for e in events if e["event"] == "OptimizerStateDropped"}
+    assert dropped.keys() >= {row["step"] for row in weights}
+    assert all(dropped[row["step"]] > 0 for row in weights)
     verified = autockpt("verify", "r", "--all", cwd=tmp_path)
     assert verified.returncode == 0, verified.stdout
 
