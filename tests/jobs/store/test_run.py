@@ -21,6 +21,7 @@ from autockpt.run_directory import control_path
 from autockpt.values.generation import Generation
 from tests.conftest import end_keeper
 from tests.jobs.kill.zygote import environment
+from tests.support import azurite
 from tests.unit.executors.storage.remote.test_remote import endpoint, s3
 
 __all__ = ["endpoint", "s3"]
@@ -218,6 +219,26 @@ def test_a_new_machine_resumes_from_the_store_alone(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+def test_azure_has_a_run_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks on another provider's protocol; all is lost but the store."""
+    url = f"az://{azurite.CONTAINER}/jobs/azure"
+    expected = {rank: bare(tmp_path, steps=60, seed=rank) for rank in range(2)}
+    with azurite.azurite() as server:
+        for name, value in azurite.account(server).items():
+            monkeypatch.setenv(name, value)
+        with machine(tmp_path / "first", url, ranks=2) as first:
+            first.start(steps=60, pace_s=0.1)
+            wait_for(url, checkpoints=2)
+            first.lose()
+        step = Generation.from_name(committed_names(url)[-1]).step
+        with machine(tmp_path / "second", url, ranks=2) as second:
+            second.start(steps=60, pace_s=0.0, settings=("keep.last=2",))
+            assert second.finish() == expected
+            assert f"resumed step {step} from disk" in second.said, second.said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_each_rank_puts_its_own_shard(tmp_path: Path, s3: None) -> None:
     """Two ranks, all killed, everything removed: both go on to the bit, and retention deletes."""
     url = URL.format("ranks")
@@ -339,7 +360,7 @@ def test_a_store_that_does_not_answer_ends_a_start(
         taken.bind(("127.0.0.1", 0))
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{taken.getsockname()[1]}")
         assert cli(words) == 74
-    assert "the store does not answer; check AWS_ENDPOINT_URL" in capsys.readouterr().err
+    assert "check its address (S3: AWS_ENDPOINT_URL) and the network" in capsys.readouterr().err
     monkeypatch.setenv("AWS_ENDPOINT_URL", "minio:9000")
     assert cli(words) == 78
     assert "AWS_ENDPOINT_URL: expected the address of a store" in capsys.readouterr().err

@@ -47,7 +47,7 @@ _THROTTLED = (
     f"the store asks for fewer requests, also after {RETRIES} repetitions; set remote.rate, or try "
     "again later"
 )
-_SILENT = "the store does not answer; check AWS_ENDPOINT_URL and the network"
+_SILENT = "the store does not answer; check its address (S3: AWS_ENDPOINT_URL) and the network"
 _CURES = {
     "AccessDenied": "these credentials may not do this; allow reading, writing, deleting, listing",
     "ExpiredToken": _EXPIRED,

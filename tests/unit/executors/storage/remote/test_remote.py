@@ -14,6 +14,7 @@ from autockpt.executors.storage.places import object_store as objects_module
 from autockpt.executors.storage.remote import Objects, RemoteCopies
 from autockpt.values.errors import AutockptError, ConfigError, StorageError
 from tests.contracts.remote_contract import Asked, RemoteContract, Trained
+from tests.support import azurite
 
 _places = itertools.count()
 
@@ -116,6 +117,31 @@ class TestS3(RemoteContract):
         ):
             with pytest.raises(StorageError, match=r"s3://no-such-bucket/team/.*cannot "):
                 ask()  # type: ignore[no-untyped-call]
+
+
+@pytest.fixture(scope="module")
+def azure() -> Iterator[str]:
+    """Azure's protocol, on this machine."""
+    with azurite.azurite() as url:
+        yield url
+
+
+@pytest.mark.slow
+class TestAzure(RemoteContract):
+    """Over HTTP, with blocks and conditional puts of the real protocol."""
+
+    stride = 8
+
+    @pytest.fixture
+    def fresh(self, azure: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Objects]:
+        """A prefix each."""
+        for name, value in azurite.account(azure).items():
+            monkeypatch.setenv(name, value)
+        return lambda: Objects(f"az://{azurite.CONTAINER}/team/{next(_places)}")
+
+    @pytest.fixture(autouse=True)
+    def no_leak(self) -> None:
+        """Connections stay open for the next request."""
 
 
 # --- URLs
