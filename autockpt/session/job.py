@@ -124,14 +124,14 @@ def current_job(
     number = of_this_process.number(run_dir, launch_id, shared=shared)
     place = place_of_rank(environment)
     given = _as_text(named or os.path.join("runs", script))
-    placed = _placed(given, place)
+    placed = _agreed_directory(given, place)
     path = within(placed.path, number)
     files = RunDirectory.create(path)
-    policy, kept = policy and _own(policy, given, placed.suffix), files.read_goal()
+    policy, kept = policy and _goal_of_own_run(policy, given, placed.suffix), files.read_goal()
     if number > 1:
         policy = _goal_within(RunDirectory(placed.path), policy, number)
     elif kept is None and placed.suffix and (of_all := RunDirectory(given).read_goal()) is not None:
-        kept = _own(of_all, given, placed.suffix)
+        kept = _goal_of_own_run(of_all, given, placed.suffix)
         files.write_goal(kept)
     goal = policy or kept or Goal()
     launch_is_fresh = environment.get("AUTOCKPT_FRESH") == "1"
@@ -314,7 +314,7 @@ def _as_text(path: Any) -> str:
     return whole
 
 
-def _placed(path: str, place: RankPlace) -> Placed:
+def _agreed_directory(path: str, place: RankPlace) -> Placed:
     """The directory of this job; that of rank 0 where ranks have a store to tell it by.
 
     Ranks without one find the same by the same rule.
@@ -396,7 +396,7 @@ def _own_store(path: str, checkpoints: str, job: same_job.Job, launch_id: str, t
         )
 
 
-def _own(goal: Goal, named: str, suffix: str) -> Goal:
+def _goal_of_own_run(goal: Goal, named: str, suffix: str) -> Goal:
     """The goal that was given for the named directory, in a run of the job's own."""
     if not suffix:
         return goal

@@ -39,7 +39,7 @@ class KeeperNews(KeeperListener):
 
     def get_plan_held(self) -> int:
         """As of `KeeperListener`."""
-        return self._plans.switch.held
+        return self._plans.switch.undecided_version
 
     def on_keeper_lost(self, reason: str) -> None:
         """Says it; the training goes on."""

@@ -140,4 +140,4 @@ class Cluster:
     def held(self, rank: int) -> list[str]:
         """Generations sealed in the slots of a rank."""
         local = self.nodes[self.nodes_of[rank]].state.ranks[rank]
-        return sorted(str(shard.generation) for shard in local.slots.held())
+        return sorted(str(shard.generation) for shard in local.slots.restorable_shards())

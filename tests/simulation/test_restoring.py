@@ -422,7 +422,7 @@ def test_a_new_keeper_of_the_coordinator_continues_the_term() -> None:
     cluster = Cluster()
     cluster.start()
     cluster.save(gen(1, 3))
-    shard = cluster.nodes[0].state.ranks[0].slots.held()[0]
+    shard = cluster.nodes[0].state.ranks[0].slots.restorable_shards()[0]
     cluster.nodes[0], cluster.coordinator = NodeProtocol(), CoordinatorProtocol()
     cluster.tell_node(0, m.SlotsAdopted(rank=0, slots=2, held=(shard,)))
     cluster.done = []

@@ -164,7 +164,7 @@ def test_a_new_keeper_has_not_seen_the_term() -> None:
     """Memory that it took over may lack what the one before had granted."""
     cluster = saved()
     end_all(cluster)
-    held = cluster.nodes[1].state.ranks[1].slots.held()
+    held = cluster.nodes[1].state.ranks[1].slots.restorable_shards()
     cluster.replace(1)
     cluster.tell_node(1, m.SlotsAdopted(rank=1, slots=2, held=held))
     (asked,) = restarted(cluster)

@@ -369,7 +369,7 @@ def test_a_shard_written_twice_stops_when_it_is_durable() -> None:
         cluster.request(rank, gen(1, 1), disk=True)
         cluster.seal(rank, gen(1, 1))
     cluster.persisted(1, gen(1, 1))
-    shard = cluster.nodes[1].state.ranks[1].slots.held()[0]
+    shard = cluster.nodes[1].state.ranks[1].slots.restorable_shards()[0]
     cluster.nodes[1] = NodeProtocol(node=1)
     cluster.tell_node(1, m.SlotsAdopted(rank=1, slots=2, held=(shard,)))
     cluster.attach(1, term=1)

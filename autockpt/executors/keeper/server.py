@@ -369,7 +369,9 @@ class Keeper:
         memory = self._memory.of(rank)
         self._shards.adopted(rank)
         self._node_event(
-            p.SlotsAdopted(rank=rank, slots=len(memory.slots), held=memory.held(self._run_id))
+            p.SlotsAdopted(
+                rank=rank, slots=len(memory.slots), held=memory.adopted_shards(self._run_id)
+            )
         )
 
     def _give_slots(self, trainer: Trainer) -> None:

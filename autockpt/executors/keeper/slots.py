@@ -148,7 +148,7 @@ class RankMemory:
                 return self.slots[slot]
         return None
 
-    def held(self, run_id: str) -> tuple[HeldShard, ...]:
+    def adopted_shards(self, run_id: str) -> tuple[HeldShard, ...]:
         """Return the adopted memory for the protocol."""
         return tuple(
             HeldShard(

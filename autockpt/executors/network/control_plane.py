@@ -257,8 +257,8 @@ class Peers:
             self._wake_write.send(b"x")
 
     def _serve(self) -> None:
-        self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
-        while not self._ended():
+        self._selector.register(self._wake_read, selectors.EVENT_READ, self._drain_wakeups)
+        while not self._has_ended():
             for key, events in self._selector.select(timeout=TICK_S):
                 key.data(events)
             while self._posted:
@@ -285,11 +285,11 @@ class Peers:
                 time.sleep(LONGEST_PAUSE_S)
                 self._files.put(job)
 
-    def _woken(self, _: int) -> None:
+    def _drain_wakeups(self, _: int) -> None:
         with contextlib.suppress(BlockingIOError):
             self._wake_read.recv(4096)
 
-    def _ended(self) -> bool:
+    def _has_ended(self) -> bool:
         """All nodes have read our farewell and closed, or the time for it is over."""
         if self._closing_s is None:
             return False

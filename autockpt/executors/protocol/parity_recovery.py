@@ -39,7 +39,7 @@ def rebuilt(
     `shards`: by rank; all of one generation.
     """
     for made_of, held in parities.of(rank):
-        left = [r for r in _left(made_of, shards) if r in held and r != rank]
+        left = [r for r in _unchanged_members(made_of, shards) if r in held and r != rank]
         if left and is_enough(made_of, len(left)):
             shard = held[left[0]].shard.of_member(rank)
             pieces = (*(shards[r] for r in left), *(held[r] for r in left))
@@ -51,8 +51,8 @@ def is_enough(made_of: ParityOf, left: int) -> bool:
     return len(made_of.members) - left <= made_of.losses
 
 
-def _left(made_of: ParityOf, shards: Mapping[int, ShardCopy]) -> list[int]:
-    """Members whose shard is there as the parity was made of it."""
+def _unchanged_members(made_of: ParityOf, shards: Mapping[int, ShardCopy]) -> list[int]:
+    """Return the members whose shard is as it was when the parity was made."""
     return [
         member.rank
         for member in made_of.members

@@ -199,7 +199,7 @@ def _as_it_was(
 ) -> Choice | None:
     """As many ranks as wrote it: each gets its own shard."""
     memory = _Memory(
-        held=_held(question, generation),
+        held=_own_slots(question, generation),
         copies=_copies(question, generation),
         parities=_parities(question, generation, question.world_size),
     )
@@ -232,8 +232,8 @@ def _entry(question: Question, generation: Generation) -> CatalogueEntry | None:
     return next((e for e in question.committed if e.generation == generation), None)
 
 
-def _held(question: Question, generation: Generation) -> dict[int, HeldShard]:
-    """By rank; its own slot before a copy that was fetched to its node."""
+def _own_slots(question: Question, generation: Generation) -> dict[int, HeldShard]:
+    """Return shards by rank; its own slot before a copy that was fetched to its node."""
     return {
         shard.rank: shard
         for shard in sorted(question.memory, key=lambda shard: shard.copied, reverse=True)

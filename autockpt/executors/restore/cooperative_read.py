@@ -186,7 +186,7 @@ class CooperativeRead:
         while not self._failed:
             chunk, ready = self._next(takes=takes)
             if chunk is None:
-                if not self._left():
+                if not self._has_untaken_chunks():
                     return
                 self._look_around()
                 time.sleep(_PAUSE_S)
@@ -276,8 +276,8 @@ class CooperativeRead:
         self._taken[self._me, chunk] = 1
         self._moved = time.monotonic()
 
-    def _left(self) -> bool:
-        """Chunks that we need and have not taken, by any thread of ours."""
+    def _has_untaken_chunks(self) -> bool:
+        """Whether we need chunks that no thread of ours has taken."""
         return bool(((self._needs[self._me] == 1) & (self._taken[self._me] == 0)).any())
 
     # ------------------------------------------------------------------ claims

@@ -331,7 +331,7 @@ class Snapshotter:
             layout=layout, arena=arena, recipe=recipe, began_s=start, completed=completed,
             task=CopyTask(jobs=jobs, publish=counter, gate=gate), boundary=late, passage=passage,
         )  # fmt: skip
-        snapshot.replicas = [group.take(self._noted) for group in recipe.shares.groups]
+        snapshot.replicas = [group.take(self._read_canaries) for group in recipe.shares.groups]
         self._tasks[slot] = snapshot.task
         self.current = snapshot  # before the copy thread can have a verdict on it
         if passage is not None:
@@ -367,7 +367,7 @@ class Snapshotter:
             return ""
         self._write_boundary(record, recipe, boundary, text, wait=True)
         plan.record_own(record)
-        replicas = [group.take(self._noted) for group in recipe.shares.groups]
+        replicas = [group.take(self._read_canaries) for group in recipe.shares.groups]
         return HeldBoundary(plan, record, replicas)
 
     def _holds(self, recipe: CopyPlan) -> HoldPlan:
@@ -375,7 +375,7 @@ class Snapshotter:
             self._hold_plan = HoldPlan(recipe)
         return self._hold_plan
 
-    def _noted(self, group: CanaryGroup) -> bytes | DeviceRead:
+    def _read_canaries(self, group: CanaryGroup) -> bytes | DeviceRead:
         """Canaries as of now, on the host or on their way to it."""
         device = device_of(group.views[0])
         if device is None:
@@ -611,7 +611,7 @@ class Snapshotter:
         if snapshot is None:
             return []
         began = time.monotonic()
-        wanted = self._wanted(snapshot, optimizer)
+        wanted = self._parts_of(snapshot, optimizer)
         for name in wanted:
             self._wait_part(snapshot, snapshot.recipe.parts[name])
         self._prove(snapshot, wanted)
@@ -628,7 +628,8 @@ class Snapshotter:
         self.engine.wait()
         self.current = None
 
-    def _wanted(self, snapshot: Snapshot, optimizer: torch.optim.Optimizer | None) -> list[str]:
+    def _parts_of(self, snapshot: Snapshot, optimizer: torch.optim.Optimizer | None) -> list[str]:
+        """Names of the parts that an optimizer changes; all of them where it is not known."""
         needs = snapshot.recipe.inventory.needs
         for prefix, known in self.state.optimizers.items():
             if known is optimizer and prefix in needs:
@@ -642,11 +643,11 @@ class Snapshotter:
             self.engine.wait_for(lambda: task.copied >= part.end)
             return
         self.engine.wait_for(lambda: task.first_done, hurry=False)
-        event = self._given(snapshot, part.end)
+        event = self._device_event(snapshot, part.end)
         if event is not None and self._device is not None:
             self._device.order(event)
 
-    def _given(self, snapshot: Snapshot, end: int) -> Any:
+    def _device_event(self, snapshot: Snapshot, end: int) -> Any:
         """The event behind what a device copies out of live tensors up to `end`; issued by now."""
         gate, event = snapshot.task.gate, None
         if gate is not None and snapshot.events:

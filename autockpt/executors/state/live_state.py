@@ -377,7 +377,7 @@ class LiveState:
                 for path, module in inventory.extras
             },
             "others": {
-                name: state_tree.encode(_said(name, value), name, tensors)
+                name: state_tree.encode(_state_dict_of(name, value), name, tensors)
                 for name, value in self.others.items()
             },
         }
@@ -385,7 +385,7 @@ class LiveState:
             skeleton["rebuilt"] = True
         if changed := self.module_state.encode(tensors):
             skeleton["changed"] = changed
-        own = self._own.encode(lambda: self._known(inventory), tensors)
+        own = self._own.encode(lambda: self._places_by_name(inventory), tensors)
         if own:
             skeleton["own"] = own
         if inventory.passing:
@@ -402,9 +402,9 @@ class LiveState:
         self, section: Mapping[str, Any], decode: Callable[[Any], Any], again: Callable[[str], None]
     ) -> None:
         """Load the own state of optimizers from a skeleton; see `OwnState.load`."""
-        self._own.load(section, decode, lambda: self._known(self.inventory()), again)
+        self._own.load(section, decode, lambda: self._places_by_name(self.inventory()), again)
 
-    def _known(self, inventory: TensorIndex) -> dict[str, Any]:
+    def _places_by_name(self, inventory: TensorIndex) -> dict[str, Any]:
         """Parameters, optimizer state and modules by name."""
         return {**self.extra_places(), **self.whole_parameters(), **inventory.lazy}
 
@@ -441,8 +441,8 @@ def _parts(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: one for path in tensors for name, one in parts_of(path, tensors[path])}
 
 
-def _said(name: str, value: Any) -> Any:
-    """Its state dict.  Raises ConfigError naming it when it has none after all."""
+def _state_dict_of(name: str, value: Any) -> Any:
+    """Return the state dict of an attached object.  Raises ConfigError where it gives none."""
     try:
         return value.state_dict()
     except AutockptError:

@@ -270,7 +270,7 @@ def dead_keepers() -> list[Leftover]:
     found = []
     for name in _listed(parent) if is_ours_alone(parent) else ():
         folder = os.path.join(parent, name)
-        with contextlib.suppress(OSError), _held(os.path.join(folder, "keeper.lock")) as free:
+        with contextlib.suppress(OSError), _locked(os.path.join(folder, "keeper.lock")) as free:
             if free and time.time() - os.stat(folder).st_mtime > KEEPER_AGE_S:
                 found.append(_leftover(parent, name, "keeper", None))
     return found
@@ -279,7 +279,7 @@ def dead_keepers() -> list[Leftover]:
 def remove(leftover: Leftover) -> None:
     """Removes one; an unfinished generation goes with its last file.  Raises OSError."""
     if leftover.kind == "keeper":
-        with _held(os.path.join(leftover.path, "keeper.lock")) as free:
+        with _locked(os.path.join(leftover.path, "keeper.lock")) as free:
             if free:
                 shutil.rmtree(leftover.path)
         return
@@ -300,7 +300,7 @@ def remove(leftover: Leftover) -> None:
 
 
 @contextlib.contextmanager
-def _held(path: str) -> Iterator[bool]:
+def _locked(path: str) -> Iterator[bool]:
     """Hold a lock file; yield False when another process does."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:

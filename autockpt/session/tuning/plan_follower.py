@@ -72,7 +72,7 @@ class PlanFollower:
 
     def apply_due(self, step: int) -> None:
         """At a boundary: the plan that begins there, if one does."""
-        plan = self.switch.due(step)
+        plan = self.switch.plan_from(step)
         if plan is None:
             return
         self._rank.plan = plan

@@ -53,7 +53,7 @@ class PlanSwitch:
         return None if pending is None or pending.plan is not None else pending.apply_step
 
     @property
-    def held(self) -> int:
+    def undecided_version(self) -> int:
         """Version that is prepared and undecided, 0 if none: a new keeper has to settle it."""
         pending = self._pending
         return pending.version if pending is not None and pending.apply_step is None else 0
@@ -74,7 +74,7 @@ class PlanSwitch:
                 self._abort(message.version)
         return None
 
-    def due(self, step: int) -> CheckpointPlan | None:
+    def plan_from(self, step: int) -> CheckpointPlan | None:
         """The plan that applies from the boundary of `step` on, if one does; may hold the loop."""
         with self._lock:
             self._at, hold = step, self._hold_after

@@ -20,8 +20,8 @@ MOST_TRIES = 30
 class Proposer(Protocol):
     """Told of every measured candidate in turn, asked for new ones."""
 
-    def told(self, candidate: Candidate, value: float | None) -> None:
-        """A measured candidate and its value (smaller is better); None: it failed."""
+    def tell(self, candidate: Candidate, value: float | None) -> None:
+        """Take a measured candidate and its value (smaller is better); None: it failed."""
 
     def propose(
         self, known: Mapping[Candidate, float], promising: Callable[[Candidate], bool]
@@ -35,7 +35,7 @@ class Replayed:
     def __init__(self, trials: Iterable[Trial]) -> None:
         self._rest = deque(t.candidate for t in trials if t.stage == "search")
 
-    def told(self, candidate: Candidate, value: float | None) -> None:
+    def tell(self, candidate: Candidate, value: float | None) -> None:
         """Nothing is learnt: what follows is known."""
 
     def propose(
@@ -73,7 +73,7 @@ class OptunaProposer:
         self._study = optuna.create_study(sampler=sampler, direction="minimize")
         self._open: dict[Candidate, Any] = {}
 
-    def told(self, candidate: Candidate, value: float | None) -> None:
+    def tell(self, candidate: Candidate, value: float | None) -> None:
         """Closes the trial of a candidate; one that was not proposed here is enqueued first."""
         trial = self._open.pop(candidate, None)
         if trial is None:

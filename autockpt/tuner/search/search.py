@@ -116,7 +116,7 @@ class Search:
 
     def _learn(self, candidate: Candidate, value: float) -> None:
         self._values[candidate] = value
-        self.proposer.told(candidate, value if math.isfinite(value) else None)
+        self.proposer.tell(candidate, value if math.isfinite(value) else None)
 
     def enough(self) -> None:
         """Time is up: the final begins, or ends with the round that is under way."""

@@ -93,7 +93,7 @@ class Encoding:
             ),
         )  # fmt: skip
 
-    def rest(self, index: ImageIndex, came: Callable[[int], bool]) -> list[Part]:
+    def later_parts(self, index: ImageIndex, came: Callable[[int], bool]) -> list[Part]:
         """Nothing."""
         return []
 
@@ -171,7 +171,7 @@ class Rebuilding:
             destination=PassingDestination(staging, kept=kept),
         )  # fmt: skip
 
-    def rest(self, index: ImageIndex, came: Callable[[int], bool]) -> list[Part]:
+    def later_parts(self, index: ImageIndex, came: Callable[[int], bool]) -> list[Part]:
         """Nothing."""
         return []
 

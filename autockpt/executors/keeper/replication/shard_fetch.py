@@ -72,7 +72,7 @@ class FetchTarget(Protocol):
     def parts(self, view: memoryview) -> list[Part]:
         """The fetches that fill `view`.  Raises AutockptError."""
 
-    def rest(self, index: ImageIndex, came: Callable[[int], bool]) -> list[Part]:
+    def later_parts(self, index: ImageIndex, came: Callable[[int], bool]) -> list[Part]:
         """The parts to fetch once the first ones came; `index`: of the first one.
 
         `came(bytes)` is called for all that is filled without a fetch; False: stop.
@@ -148,7 +148,7 @@ class Copying:
         self._image = view[: self._subject.image_bytes]
         return [self._part(self._spans)]
 
-    def rest(self, index: ImageIndex, came: Callable[[int], bool]) -> list[Part]:
+    def later_parts(self, index: ImageIndex, came: Callable[[int], bool]) -> list[Part]:
         """The chunks that the twin does not have."""
         if self.twin is None:
             return []
@@ -311,7 +311,7 @@ class ShardFetch:
                 marked = _Marked(part.destination, self._came, self._link)
                 return pool.fetch(
                     part.node, addresses[part.node], part.subject, part.root, marked,
-                    ended=partial(self._ended, number),
+                    ended=partial(self._end_part, number),
                     deadline_s=time_for(part.subject.image_bytes), chunks=part.spans,
                     carrier=None if exchange is None else _Carried(exchange, self._came),
                 )  # fmt: skip
@@ -339,8 +339,8 @@ class ShardFetch:
             self.mark += count
         self._coming(self)
 
-    def _ended(self, number: int, event: FetchEnd) -> None:
-        """A part is here or never will be; on a thread of transfers."""
+    def _end_part(self, number: int, event: FetchEnd) -> None:
+        """Take the end of a part, whole or failed; on a thread of transfers."""
         with self._lock:
             otherwise, self._otherwise = self._otherwise, None
         if isinstance(event, TransferFailed) and otherwise is not None and not self._over:
@@ -365,7 +365,7 @@ class ShardFetch:
             return not self._over
 
         with self._writing:
-            parts = [] if self._over else self.filling.rest(index, came)
+            parts = [] if self._over else self.filling.later_parts(index, came)
         try:
             with self._lock:
                 if not self._over and parts:

@@ -324,7 +324,7 @@ class Restoring:
             if not brought and choice.sources[rank].kind in ("disk", "reshard")
         )
         if choice.places:
-            placed = self._placed(choice)
+            placed = self._shards_placed(choice)
             for node in sorted(state.by_node(ranks)):
                 state.send(node, placed)
         for rank in ranks:
@@ -332,8 +332,8 @@ class Restoring:
             reading, waiting = readers.get(node, ()), fetching.get(node, ())
             self._order_one(rank, choice, tuple(reading), tuple(waiting))
 
-    def _placed(self, choice: Choice) -> m.ShardsPlaced:
-        """One for all nodes: it is as long as there are ranks, and so are the nodes many."""
+    def _shards_placed(self, choice: Choice) -> m.ShardsPlaced:
+        """Return the places of all shards: one message for all nodes, because it is long."""
         state = self.state
         assert state.incarnation is not None
         return m.ShardsPlaced(

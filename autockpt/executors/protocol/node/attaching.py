@@ -44,7 +44,11 @@ class Attaching:
         self.restoring.report_inventory()
 
     def _attached(self, attach: m.TrainerAttached) -> m.RankAttached:
-        held = (shard.generation.term for slots in self._all_slots() for shard in slots.held())
+        held = (
+            shard.generation.term
+            for slots in self._all_slots()
+            for shard in slots.restorable_shards()
+        )
         known = max((self.state.term, self.state.admission.term, self.state.seen_term, *held))
         return m.RankAttached(attach=attach, term=known)
 

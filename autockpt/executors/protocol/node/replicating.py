@@ -72,7 +72,7 @@ class Replicating:
 
     def _sealed_replica(self, shard: m.HeldShard) -> m.HeldShard | None:
         """The copy, or the parity of the very same shards."""
-        held = self.replica_slots.replicas_of(replica_of(shard)).held()
+        held = self.replica_slots.replicas_of(replica_of(shard)).restorable_shards()
         fits = (h for h in held if h.generation == shard.generation and h.parity == shard.parity)
         return next(fits, None)
 

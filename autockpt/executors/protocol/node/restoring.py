@@ -59,12 +59,14 @@ class Restoring:
         report = m.InventoryReported(
             incarnation=state.incarnation,
             term=term,
-            held=tuple(shard for slots in self._shard_slots() for shard in slots.held()),
+            held=tuple(
+                shard for slots in self._shard_slots() for shard in slots.restorable_shards()
+            ),
             parities=tuple(
                 parity
                 for (_, of_parity), slots in state.replicas.items()
                 if of_parity
-                for parity in slots.held()
+                for parity in slots.restorable_shards()
             ),
             protected=state.protected,
             plan_version=state.plan_version,
@@ -369,6 +371,6 @@ class Restoring:
 
     def _continue(self, local: LocalRank, attach: m.TrainerAttached) -> None:
         """A running trainer came back: only a plan it holds may need a verdict."""
-        held = [shard.generation for shard in local.slots.held()]
+        held = [shard.generation for shard in local.slots.restorable_shards()]
         local.newest = max((g for g in held if g.term == self.state.term), default=None)
         self.plan_change.resume_held(local, attach)

@@ -378,7 +378,7 @@ class Saving:
     def await_verdicts(self, local: LocalRank) -> None:
         """Shards that an earlier keeper left may still become a memory commit."""
         state = self.state
-        for shard in local.slots.held():
+        for shard in local.slots.restorable_shards():
             newer = state.memory_committed is None or shard.generation > state.memory_committed
             if state.is_current(shard.generation) and newer:
                 state.unsettled[shard.rank, shard.generation] = None

@@ -79,8 +79,8 @@ class Slots:
         """The slot that is being filled with `generation`."""
         return self._find(generation, "writing")
 
-    def held(self) -> tuple[HeldShard, ...]:
-        """Everything a restore may use."""
+    def restorable_shards(self) -> tuple[HeldShard, ...]:
+        """The shards in these slots that a restore may use."""
         useless = (s.worthless or s.passed for s in self.slots)
         return tuple(
             s.shard

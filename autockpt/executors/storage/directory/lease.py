@@ -197,9 +197,9 @@ class Lease:
     def release(self, term: int) -> None:
         """The holder is done though its process lives on: the next run may claim at once."""
         with contextlib.suppress(OSError):
-            self._place.write(self._left(term), b"")
+            self._place.write(self._release_mark(term), b"")
 
-    def _left(self, term: int) -> str:
+    def _release_mark(self, term: int) -> str:
         return os.path.join(self.path, "terms", f"t-{term:06d}.left")
 
     def heartbeat(self, term: int) -> None:
@@ -216,7 +216,7 @@ class Lease:
 
     def require_dead(self, holder: TermFile) -> None:
         """Raises DirectoryBusyError while the process of a claim lives, StorageError."""
-        left = self._left(holder.term)
+        left = self._release_mark(holder.term)
         with storage_error("look for", left):
             if is_there(left):
                 return

@@ -121,7 +121,7 @@ def _write_image(
     with contextlib.closing(_Chunks(source, gate)) as chunks:
         header = find_header(chunks.chunk, source.index.image_bytes)
         skeleton = _weights_of(chunks.skeleton(header), source.path)
-        kept = _kept(header, chunks.skeleton(header), skeleton)
+        kept = _old_names(header, chunks.skeleton(header), skeleton)
         text = json.dumps(skeleton, separators=(",", ":")).encode()
         layout = plan_layout(
             [_spec(header, name, place) for name, place in kept.items()],
@@ -189,8 +189,8 @@ def _trained(optimizers: Skeleton) -> set[str]:
     return names - {""}
 
 
-def _kept(header: ImageHeader, before: Skeleton, after: Skeleton) -> dict[str, str]:
-    """By name in the new image the name in the old one, in the order of their bytes."""
+def _old_names(header: ImageHeader, before: Skeleton, after: Skeleton) -> dict[str, str]:
+    """Return the old name of each tensor by its new one, in the order of their bytes."""
     optimizers = tuple(f"{name}." for name in before["optimizers"])
     needed = set(tensor_names(after))
     dropped = set(tensor_names(before)) - needed

@@ -83,10 +83,10 @@ def test_sealed_slots_say_what_they_hold(table: MemoryTable) -> None:
     rank.seal(1, index(step=2, run_id="other"))
     rank.seal(2, index(rank=1))
     assert rank.sealed() == {0: index(step=1), 1: index(step=2, run_id="other")}
-    (held,) = rank.held("run")
+    (held,) = rank.adopted_shards("run")
     assert (held.slot, held.generation.step, held.root, held.world_size) == (0, 1, index().root, 2)
     rank.clear(0)
-    assert rank.held("run") == ()
+    assert rank.adopted_shards("run") == ()
 
 
 def test_a_new_keeper_adopts_what_the_trainer_kept(table: MemoryTable) -> None:
@@ -260,7 +260,7 @@ def test_adopted_memory_with_nan_is_suspect() -> None:
                 digests=(chunk_digest(memoryview(data)),),
             ),
         )  # fmt: skip
-        assert [shard.health for shard in memory.held("run")] == [health]
+        assert [shard.health for shard in memory.adopted_shards("run")] == [health]
         memory.close_slots()
 
 

@@ -95,5 +95,5 @@ def test_a_fetch_that_is_aborted_waits_for_one_chunk_of_a_replica(
     monkeypatch.setattr(shard_fetch, "chunk_digest", lambda chunk: compared.append(len(chunk)))
     filling = shard_fetch.Copying(order, "run", twin=twin)
     filling.parts(memoryview(bytearray(filling.image_bytes)))
-    assert filling.rest(replicas[0].image.index, lambda nbytes: False) == []
+    assert filling.later_parts(replicas[0].image.index, lambda nbytes: False) == []
     assert compared == [CHUNK]
