@@ -2,7 +2,6 @@
 
 from dataclasses import fields
 
-from autockpt.values.errors import StaleProfileError
 from autockpt.values.profile import Fingerprint
 
 
@@ -14,17 +13,6 @@ def mismatches(measured: Fingerprint, now: Fingerprint) -> list[str]:
         for field in fields(Fingerprint)
         if getattr(measured, field.name) != getattr(now, field.name)
     ]
-
-
-def require_fresh(
-    measured: Fingerprint, now: Fingerprint, *, where: str, command: str = "autockpt profile"
-) -> None:
-    """Raises StaleProfileError naming what differs and the `command` that measures again."""
-    differences = mismatches(measured, now)
-    if differences:
-        raise StaleProfileError(
-            f"{where} was measured at {'; at '.join(differences)}; run: {command}"
-        )
 
 
 def _shown(value: object) -> str:

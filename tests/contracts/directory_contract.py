@@ -320,6 +320,8 @@ class DirectoryContract:
             person.pin(G1, "paper")
         with pytest.raises(ConfigError, match="expected letters, digits"):
             person.pin(G2, "../x")
+        with pytest.raises(ConfigError, match=r"a number, which names a step"):
+            person.pin(G2, "210")
 
     def test_a_pin_and_a_deletion_at_once_agree(
         self, path: Path, monkeypatch: pytest.MonkeyPatch

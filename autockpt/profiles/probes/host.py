@@ -70,12 +70,6 @@ def memory_headroom(*, device: Any = None) -> MemoryHeadroom:
     )
 
 
-def usable_bytes(memory: MemoryHeadroom) -> int:
-    """Return the smaller of the host's and the cgroup's available memory."""
-    limits = [memory.host_available_bytes, memory.cgroup_available_bytes]
-    return min(limit for limit in limits if limit is not None)
-
-
 def cgroup_room(own: str, mounts: str, read: ReadText) -> CgroupRoom | None:
     """The tightest limit over all ancestors, v1 and v2; None when nothing limits.
 

@@ -16,7 +16,7 @@ from autockpt.executors.storage.places.place import Place
 from autockpt.values.errors import ConfigError, CorruptCheckpointError, OptionError
 from autockpt.values.generation import Generation
 
-_PIN = re.compile(r"[A-Za-z0-9_][\w.-]{0,63}", re.ASCII)
+_PIN = re.compile(r"(?!\d+$)[A-Za-z0-9_][\w.-]{0,63}", re.ASCII)
 
 
 class Marks:
@@ -130,4 +130,7 @@ def pin_of(folder: str) -> str:
 def require_pin_name(name: str) -> None:
     """Raises OptionError."""
     if not _PIN.fullmatch(name):
-        raise OptionError(f"{name!r:.80}: expected letters, digits, '-', '_' and '.', at most 64")
+        raise OptionError(
+            f"{name!r:.80}: expected letters, digits, '-', '_' and '.', at most 64, and not a "
+            "number, which names a step; name the checkpoint with --generation"
+        )
