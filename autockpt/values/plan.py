@@ -10,6 +10,7 @@ from autockpt.values.decision_inputs import DecisionInputs
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Retention, Retune, SharedAmong
 from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy
+from autockpt.values.units import format_fraction
 
 CHUNK_BYTES = 8 * 2**20
 """Default chunk of the pipeline: within 10 % of the best size measured on NVMe and virtio."""
@@ -269,6 +270,16 @@ class Choice:
     def __post_init__(self) -> None:
         if not self.reason:
             raise ConfigError(f"choice {self.name!r} has no reason; every decision carries one")
+
+    @property
+    def runner_up_text(self) -> str:
+        """The runner-up with its lost time, in words; "" where there is none."""
+        if not self.runner_up or self.runner_up_waste is None or self.chosen_waste is None:
+            return self.runner_up
+        theirs, ours = (format_fraction(w) for w in (self.runner_up_waste, self.chosen_waste))
+        if theirs == ours:
+            return f"{self.runner_up} (the same lost time)"
+        return f"{self.runner_up} (lost time {theirs} against {ours})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

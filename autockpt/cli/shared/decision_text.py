@@ -51,7 +51,7 @@ def choice_rows(choice: Choice) -> Iterator[tuple[str, str]]:
     yield choice.name, choice.chosen
     yield "", choice.reason
     if choice.runner_up:
-        yield "", f"runner-up: {choice.runner_up}{_versus(choice)}"
+        yield "", f"runner-up: {choice.runner_up_text}"
     if choice.binding:
         yield "", f"bound by: {choice.binding}"
 
@@ -78,15 +78,6 @@ def _peers(expected: Expected) -> list[str]:
         f"          a lost node costs {peers_s} from other nodes' memory, which serves {share} of "
         "such failures"
     ]
-
-
-def _versus(choice: Choice) -> str:
-    if choice.runner_up_waste is None or choice.chosen_waste is None:
-        return ""
-    return (
-        f" (lost time {format_fraction(choice.runner_up_waste)} against "
-        f"{format_fraction(choice.chosen_waste)})"
-    )
 
 
 def _intervals(plan: CheckpointPlan) -> str:

@@ -88,19 +88,10 @@ def _comments(path: str, decision: Decision, width: int) -> list[str]:
 def _reason_lines(choice: Choice, width: int) -> list[str]:
     said = [f"{choice.name} = {choice.chosen}: {choice.reason}"]
     if choice.runner_up:
-        said.append(f"runner-up: {choice.runner_up}{_versus(choice)}")
+        said.append(f"runner-up: {choice.runner_up_text}")
     if choice.binding:
         said.append(f"bound by: {choice.binding}")
     return [line for text in said for line in textwrap.wrap(text, width, subsequent_indent="  ")]
-
-
-def _versus(choice: Choice) -> str:
-    if choice.runner_up_waste is None or choice.chosen_waste is None:
-        return ""
-    return (
-        f" (waste {format_fraction(choice.runner_up_waste)} against "
-        f"{format_fraction(choice.chosen_waste)})"
-    )
 
 
 def _note(key: str, value: Any) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from autockpt.policies.default_plan import plan_while_measured, plan_without_profile
 from autockpt.values.goal import Goal, Pins
-from autockpt.values.plan import CheckpointPlan
+from autockpt.values.plan import CheckpointPlan, Choice
 
 
 def due(plan: CheckpointPlan, last: int, *, window: int = 1, tier: str = "disk") -> list[int]:
@@ -49,3 +49,15 @@ def test_a_tier_that_is_off_has_none() -> None:
     """Whatever is early."""
     plan = plan_without_profile(Goal(pins=Pins(memory_enabled=False)))
     assert due(plan, 200, tier="memory") == []
+
+
+def test_a_runner_up_that_costs_the_same_shows_no_two_equal_figures() -> None:
+    """Figures are rounded: "0.859 % against 0.859 %" tells nobody anything."""
+    choice = Choice(
+        name="disk.interval", chosen="89 steps", reason="r", runner_up="88 steps",
+        runner_up_waste=0.00859002, chosen_waste=0.00859001,
+    )  # fmt: skip
+    assert choice.runner_up_text == "88 steps (the same lost time)"
+    worse = replace(choice, runner_up_waste=0.0101)
+    assert worse.runner_up_text == "88 steps (lost time 1.01 % against 0.859 %)"
+    assert replace(choice, runner_up_waste=None).runner_up_text == "88 steps"
