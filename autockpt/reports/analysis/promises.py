@@ -97,7 +97,7 @@ def promises(
     failures = sum(1 for restore in restores if restore.failed_at_s is not None)
     trained = accounting.accounted_s > 0
     judged = due >= 1.0 or _at_least(failures, due) < CHANCE
-    rare = f"since the plan applies, {due:.2g} failures were due and {failures} happened"
+    rare = f"since the plan applies, {_shown_count(due)} failures were due and {failures} happened"
     stall, durable = saves.stall, saves.durable
     memory = [r for r in restores if r.source == "memory"]
     disk = [r for r in restores if r.source == "disk"]
@@ -200,3 +200,8 @@ def _at_least(count: int, mean: float) -> float:
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+def _shown_count(due: float) -> str:
+    """An expected number of failures without an exponent."""
+    return f"{due:.2g}" if due >= 0.01 else "less than 0.01"

@@ -46,16 +46,18 @@ def _of_run(model: ReportModel) -> list[Child]:
     split = (
         f"Down time: detect {format_duration(accounting.detect_s)}, "
         f"restart {format_duration(accounting.restart_s)}, "
-        f"restore {format_duration(accounting.restore_s)}."
+        f"restore {format_duration(accounting.restore_s)}. "
+        if accounting.down_s
+        else ""
     )
     pause = (
-        f" Pauses of {format_duration(accounting.paused_s)} between runs are not counted."
+        f"Pauses of {format_duration(accounting.paused_s)} between runs are not counted."
         if accounting.paused_s
         else ""
     )
     return [
         chart(where_time.draw(parts), where_time.legend(parts)),
-        tag("p", split + pause, class_="lead") if accounting.down_s or pause else None,
+        tag("p", (split + pause).rstrip(), class_="lead") if accounting.down_s or pause else None,
         details(
             "Same data as a table",
             table(("", "time", "share", "promised"), rows, caption="Wall time by purpose",

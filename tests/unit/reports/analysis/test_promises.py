@@ -117,3 +117,4 @@ def test_two_checkpoints_break_no_promise() -> None:
     judged = promises(data.decision.expected, model.accounting, seen, (), interruptions_per_s=0.0)
     verdicts = {promise.name: promise.verdict for promise in judged}
     assert verdicts["stall_s"] == verdicts["checkpoint_waste"] == "not yet"
+    assert "less than 0.01 failures were due" in next(p.note for p in judged if p.name == "waste")
