@@ -1,4 +1,7 @@
-"""Real trainers and keepers, killed at random: the end is that of a training nobody disturbed."""
+"""Real trainers and keepers, killed at random: the end is that of a training nobody disturbed.
+
+Restarts are of three kinds: new processes, parked ones, and the functions of survivors once more.
+"""
 
 import logging
 import os
@@ -10,16 +13,19 @@ import urllib.request
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from autockpt.executors.storage.catalogue import list_generations, verify_generation
 from autockpt.run_directory import RunDirectory
 from autockpt.values.goal import Goal
-from tests.campaigns.framework import ROOT, require
+from benchmarks.restart import parked
+from tests.campaigns.framework import ROOT, Violation, require
 from tests.conftest import end_keeper
 from tests.jobs.kill.forked_keepers import FORKED_KEEPERS
 from tests.jobs.kill.group import Group, undisturbed
 from tests.jobs.kill.launched import Launch, bare_digest
 from tests.jobs.kill.ordeal import PLANS, SPAWNED_START_S, SPECS, Kill, Ordeal, draw, read_events
+from tests.jobs.kill.restartable import Death, Job, deaths, job, require_exact
 from tests.jobs.kill.zygote import Zygote
 from tests.support import trainings
 
@@ -35,6 +41,13 @@ FORKED_START_S = 0.15
 """From the start of a trainer to its first step, at most."""
 LAUNCHED_KILLS = 3
 BUCKET = "bucket"
+RESTARTABLE_EVERY, RESTARTABLE_FROM = 5, 2
+"""So often ranks run a restartable function under `autockpt run`, and survivors go on in it."""
+RESTARTABLE_KILLS = 4
+RESTARTABLE_S = 300.0
+RESTARTABLE_STEPS = 60
+PARKED_S = 120.0
+"""Of imports beside much else."""
 WAIT_S = 60.0
 BUDGET_S = 30.0
 """What schedulers leave between SIGTERM and SIGKILL."""
@@ -73,7 +86,7 @@ class RandomKills:
     def run(self, number: int, rng: random.Random) -> str:
         """One training, killed until it ends."""
         if number % LAUNCHED_EVERY == LAUNCHED_FROM:
-            return self._launched(rng)
+            return self._launched(rng, warm=number // LAUNCHED_EVERY % 2 == 1)
         forked = number % SPAWNED_EVERY > 0
         which, left = rng.randrange(len(SPECS)), [KILLS]
         out = self._scratch / "case"
@@ -122,7 +135,7 @@ class RandomKills:
             }  # fmt: skip
         return self._account
 
-    def _launched(self, rng: random.Random) -> str:
+    def _launched(self, rng: random.Random, *, warm: bool) -> str:
         """The launcher dies once at least; a person starts it again in the same run directory."""
         out = self._scratch / "case"
         out.mkdir()
@@ -130,7 +143,7 @@ class RandomKills:
         victims = ["launcher"]
         victims += rng.choices(["launcher", "trainer", "keeper", "both"], k=LAUNCHED_KILLS - 1)
         rng.shuffle(victims)
-        launch = Launch(out)
+        launch = (WarmLaunch if warm else Launch)(out)
         try:
             steps = sorted(rng.sample(range(14, 140), LAUNCHED_KILLS))
             for victim, at in zip(victims, steps, strict=True):
@@ -140,17 +153,38 @@ class RandomKills:
                 if victim == "launcher":
                     launch.kill_launcher()
                 else:
+                    if warm:
+                        _await_parked(launch)
                     launch.kill(victim, rng.randrange(2))
                 self.executions += 1
             require(launch.finish() == self._launched_end, f"another end after {victims}")
         finally:
             launch.end()
             shutil.rmtree(out, ignore_errors=True)
-        return f"launched, {LAUNCHED_KILLS} kills"
+        return f"launched{' warm' * warm}, {LAUNCHED_KILLS} kills"
 
     def close(self) -> None:
         """The zygote ends with its children."""
         self._zygote.close()
+
+
+class WarmLaunch(Launch):
+    """Parks the ranks of the next start at once."""
+
+    SETTINGS = (*Launch.SETTINGS, "restart.standby=on")
+
+
+def _await_parked(launch: Launch) -> None:
+    """Until a process is parked for each rank; the ranks stand still meanwhile."""
+    ranks = [launch.trainer(rank) for rank in (0, 1)]
+    deadline = time.monotonic() + PARKED_S
+    for pid in ranks:
+        os.kill(pid, signal.SIGSTOP)
+    while len(parked(launch.process.pid)) < len(ranks):
+        require(time.monotonic() < deadline, f"no parked process: {launch.log.read_text()}")
+        time.sleep(0.05)
+    for pid in ranks:
+        os.kill(pid, signal.SIGCONT)
 
 
 class KeeperOperations:
@@ -268,10 +302,14 @@ class ExactRanks:
     def __init__(self, scratch: Path) -> None:
         self._scratch, self._zygote = scratch, Zygote()
         self._ends: dict[int, list[str]] = {}
+        self._whole: dict[int, Job] = {}
+        """Restartable jobs that nobody disturbed, by number of ranks."""
 
     def run(self, number: int, rng: random.Random) -> str:
         """One job; the number of its ranks goes around."""
         ranks = 2 + number % 3
+        if number % RESTARTABLE_EVERY == RESTARTABLE_FROM:
+            return self._restartable(rng, ranks)
         spec = trainings.JobSpec(
             steps=40, pace_s=0.01, seed=11, ddp=True, optimizer="fused", model="conv", forks=True
         )
@@ -289,6 +327,31 @@ class ExactRanks:
             group.end()
             shutil.rmtree(folder, ignore_errors=True)
         return f"{ranks} ranks, {kills} kills"
+
+    def _restartable(self, rng: random.Random, ranks: int) -> str:
+        """Survivors run their function again; a rank may die again while all start again."""
+        planned = deaths(rng, ranks, RESTARTABLE_KILLS)
+        again = rng.randrange(1, len(planned) - 1)
+        place, rank = rng.choice(["call", "attach"]), rng.randrange(ranks)
+        planned[again] = Death(rank=rank, place=place, after_s=0.0)
+        standby = rng.choice(["on", "off"])
+        bare, folder = self._scratch / f"restartable-{ranks}", self._scratch / "case"
+        if ranks not in self._whole:
+            with job(bare, RESTARTABLE_STEPS, ranks=ranks) as whole:
+                whole.finish(RESTARTABLE_S)
+            self._whole[ranks] = whole
+        settings: Any = {"ranks": ranks, "standby": standby, "deaths": planned}
+        try:
+            with job(folder, RESTARTABLE_STEPS, **settings) as killed:
+                killed.finish(RESTARTABLE_S)
+            require_exact(killed, self._whole[ranks])
+            starts = [one for rank in range(ranks) for one in killed.starts(rank)]
+        except AssertionError as error:
+            raise Violation(f"{planned}: {error}") from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        same = "same" in [one["process"] for one in starts]
+        return f"{ranks} ranks, {'in their' if same else 'in new'} processes"
 
     def _play(self, group: Group, rng: random.Random, kills: int) -> None:
         group.start()

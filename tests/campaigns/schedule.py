@@ -39,7 +39,7 @@ FULL: dict[str, Full] = {
     "peers": Full(3_000, 5),
     "oom": Full(None, 2),
     "sigterm": Full(None, 2),
-    "exact-ranks": Full(50, 5),
+    "exact-ranks": Full(50, 9),
     "corruption": Full(1_000_000, 10.5),
     "fuzz": Full(50_000_000, 35),
     "random-kills": Full(20_000, 79),

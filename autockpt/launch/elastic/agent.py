@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from autockpt import new_files
 from autockpt.console import Console
+from autockpt.executors.keeper.hangs.watch import place_of
 from autockpt.executors.linux.oom_kills import OomWatch
 from autockpt.job_directory import own_runs
 from autockpt.launch import environment
@@ -57,7 +58,11 @@ class Watch:
         self._news = news
         self.standbys = StandbyPool(run, request.standby, console)
         waits_s = ALONE_S if request.single_node else ELSEWHERE_S
-        self.survivors = Survivors(console, alone_s=waits_s)
+        self.survivors = Survivors(
+            console,
+            alone_s=waits_s,
+            place_of=lambda rank, pid: place_of(str(run.path), rank, pid),
+        )
         self._incidents = Incidents(run, console)
         self._request = request
         self._console = console

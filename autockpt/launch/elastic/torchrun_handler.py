@@ -50,6 +50,9 @@ def _create(parameters: "RendezvousParameters") -> Any:
     from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
+    # Where ranks share torchrun's store, torch 2.13 tells its address at the first start alone.  A
+    # replacement then waits for it for ever.
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     most = parameters.max_nodes
     parameters.config = {**liveliness(most), **parameters.config}
     backend, store = create_backend(parameters)

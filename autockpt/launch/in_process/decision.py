@@ -30,6 +30,8 @@ class Survivor:
     answer: str | None = None
     """"": it has left its function and holds nothing; else the reason why it cannot; None: it has
     not answered."""
+    place: str = ""
+    """Where its function stands, if it has not answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,8 @@ def judge(survivor: Survivor) -> Verdict:
     """What becomes of a survivor, after its answer or the time for it."""
     reason = obstacle(survivor)
     if reason is None:
-        late = f"its function did not end within {UNWIND_S:.0f} s"
+        place = f": {survivor.place}" if survivor.place else ""
+        late = f"its function did not end within {UNWIND_S:.0f} s{place}"
         reason = late if survivor.answer is None else survivor.answer
         return Verdict(in_process=not reason, reason=reason)
     return Verdict(in_process=False, reason=reason)

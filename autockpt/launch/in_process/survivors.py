@@ -52,6 +52,8 @@ class _Function:
     """CLOCK_MONOTONIC when it has told of a failure that another rank's death may have caused."""
     answer: str | None = None
     """As of `Survivor`."""
+    place: str = ""
+    """As of `Survivor`."""
     is_taken: bool = False
 
 
@@ -76,9 +78,15 @@ class _Parked:
 class Survivors:
     """The functions of one launcher's ranks."""
 
-    def __init__(self, console: Console, *, alone_s: float = ALONE_S) -> None:
-        """`alone_s`: as ALONE_S and ELSEWHERE_S."""
-        self._console, self._alone_s = console, alone_s
+    def __init__(
+        self,
+        console: Console,
+        *,
+        alone_s: float = ALONE_S,
+        place_of: Callable[[int, int], str] = lambda rank, pid: "",
+    ) -> None:
+        """`alone_s`: as ALONE_S and ELSEWHERE_S.  `place_of`: where a rank and process stands."""
+        self._console, self._alone_s, self._place_of = console, alone_s, place_of
         self._listener: socket.socket | None = None
         self._functions: dict[int, _Function] = {}
         """By process."""
@@ -199,6 +207,8 @@ class Survivors:
         while time.monotonic() < until_s and any(one.answer is None for one in asked):
             self._hear(LOOK_S)
         for local, function in functions.items():
+            if function in asked and function.answer is None:
+                function.place = self._place_of(self.first_rank + local, function.pid)
             verdict = judge(self._survivor(local, function))
             if verdict.in_process:
                 handler = living[local]
@@ -226,7 +236,7 @@ class Survivors:
     def _survivor(self, local: int, function: _Function) -> Survivor:
         return Survivor(
             rank=local, is_restartable=function.is_restartable, restarts=function.restarts,
-            unfit=self._unfit, answer=function.answer,
+            unfit=self._unfit, answer=function.answer, place=function.place,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ the next start

@@ -11,6 +11,8 @@ _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>
 _THREAD = re.compile(r"^(Current thread|Thread) 0x")
 _WAITS = ("distributed_c10d.py", "torch/distributed/", "_engine_run_backward")
 """Frames of a rank that waits for others; gloo and NCCL are entered from there."""
+SHOWN = 3
+"""Places that the sentence names where every rank waits."""
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/autockpt/", "<frozen", "/lib/python")
 
 
@@ -103,8 +105,11 @@ def sentence(
     """One line for the terminal."""
     after = f"no progress for {still_s:.0f} s (a gap of {allowed_s:.0f} s was allowed)"
     if named is None:
-        rank = min(ranks)
-        return f"{after}: every rank waits; rank {rank} {ranks[rank].place}; evidence in {where}"
+        first: dict[str, int] = {}
+        for rank in sorted(ranks):
+            first.setdefault(ranks[rank].place, rank)
+        places = "; ".join(f"rank {rank} {place}" for place, rank in list(first.items())[:SHOWN])
+        return f"{after}: every rank waits; {places}; evidence in {where}"
     one, others = ranks[named], len(ranks) - 1
     rest = f"; {others} other ranks wait for it" if others > 1 else ""
     rest = "; the other rank waits for it" if others == 1 else rest

@@ -30,6 +30,11 @@ from autockpt.executors.keeper.slots import (
 )
 
 FOLDER = "incidents"
+WOKEN_S = 3.0
+"""A main thread that has waited and gone on so lately sends or receives something.  It does not
+wake in a collective, at a lock or where it is stopped; where it waits for a loader, every 5 s."""
+LOADS_DATA = "pt_data"
+"""Beginning of the names of processes in which torch loads data."""
 BUSY_SHARE = 0.2
 """The fraction of a core, over the time between two looks, above which a process counts as
 computing."""
@@ -52,6 +57,8 @@ class HangWatch:
         self._pace = Pace()
         self._used: dict[int, tuple[float, float]] = {}
         """By process (when, seconds of a core) at the last look."""
+        self._woken: dict[int, tuple[int, float]] = {}
+        """By process (wakes, when it was seen to have woken)."""
 
     def look(
         self,
@@ -167,18 +174,32 @@ class HangWatch:
         return stack_dumps.status_of(pid).get("TracerPid", "0") != "0"
 
     def _is_busy(self, now_s: float, pid: int) -> bool:
-        """It, or a child of it, computes or waits for a disk."""
-        used_s, disk = _used(pid)
+        """It, or a child of it, computes, waits for a disk, or moves data."""
+        used_s, disk, wakes = _used(pid)
         at_s, before_s = self._used.get(pid, (now_s, used_s))
         if now_s - at_s >= 1.0 or pid not in self._used:
             self._used[pid] = (now_s, used_s)
+        if self._woken.get(pid, (-1, 0.0))[0] != wakes:
+            self._woken[pid] = (wakes, now_s)
         share = (used_s - before_s) / max(1.0, now_s - at_s)
-        return disk or share > BUSY_SHARE
+        return disk or share > BUSY_SHARE or now_s < self._woken[pid][1] + WOKEN_S
 
 
-def _used(pid: int) -> tuple[float, bool]:
-    """(seconds of a core of a process and its children, whether one of them waits for a disk)."""
-    ticks, disk = 0, False
+def place_of(run_directory: str, rank: int, pid: int) -> str:
+    """Where a rank stands now, for a person."""
+    state = stack_dumps.status_of(pid).get("State", "gone")
+    stacks = stack_dumps.ask(run_directory, {rank: pid}).get(rank, "")
+    return RankState(
+        rank=rank, pid=pid, step=0, marks=0, doing="", still_s=0.0, process=state, stacks=stacks
+    ).place
+
+
+def _used(pid: int) -> tuple[float, bool, int]:
+    """(seconds of a core, whether it waits for a disk, wakes) of a process and its children.
+
+    Only its main thread and the processes that load its data count as woken.
+    """
+    ticks, disk, wakes = 0, False, 0
     family = [pid]
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -188,7 +209,10 @@ def _used(pid: int) -> tuple[float, bool]:
         if len(fields) > 12:
             ticks += int(fields[11]) + int(fields[12])
             disk = disk or fields[0] == "D"
-    return ticks / os.sysconf("SC_CLK_TCK"), disk
+        status = stack_dumps.status_of(one)
+        if one == pid or status.get("Name", "").startswith(LOADS_DATA):
+            wakes += int(status.get("voluntary_ctxt_switches", 0))
+    return ticks / os.sysconf("SC_CLK_TCK"), disk, wakes
 
 
 def _proc(pid: int, name: str) -> str:

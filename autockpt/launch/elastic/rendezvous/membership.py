@@ -172,7 +172,7 @@ class Membership:
     ) -> None:
         """Waits until there is a place for this launcher.
 
-        `idle`: called at every look.  Raises NotNeeded when the job is over.
+        `idle`: called at every look.  Raises NotNeeded when the job ends meanwhile.
         """
         if not self._works:
             return
@@ -182,13 +182,19 @@ class Membership:
         looks = 0
         try:
             while not self._has_place(most_nodes):
+                if self._holder.state.closed:
+                    break
                 looks += 1
                 if looks == SAID_AFTER:
                     say(WAITS)
                 idle()
                 time.sleep(max(LOOK_S, poll_s(most_nodes)))
+            else:
+                return
         except (RendezvousConnectionError, DistNetworkError):
-            raise NotNeeded(0) from None
+            pass
+        if looks:  # else the rendezvous says what is wrong
+            raise NotNeeded(0)
 
     def _has_place(self, most_nodes: int) -> bool:
         """Whether this launcher may go to the rendezvous now."""
@@ -197,8 +203,6 @@ class Membership:
             return True
         self._sync()
         state = self._holder.state
-        if state.closed:
-            raise NotNeeded(0)
         lost = [name for name in members.names.values() if self._is_lost(members, name, state)]
         places = [self._lost(members, name) for name in lost]
         places += [f"free/{members.round}/{n}" for n in range(most_nodes - len(members.names))]

@@ -11,11 +11,12 @@ import contextlib
 import itertools
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from autockpt.launch.elastic.rendezvous.membership import Full, Membership, NotNeeded
+from autockpt.launch.elastic.rendezvous.membership import LOOK_S, Full, Membership, NotNeeded
 
 LISTENING = "0A"
 """State of a socket in /proc/net/tcp."""
@@ -150,6 +151,7 @@ class Seated:
             with contextlib.suppress(Full), self._membership.meeting():
                 return self._handler.next_rendezvous()
             has_place = False
+            time.sleep(LOOK_S)  # the others tell who they are
 
     def _await_place(self) -> None:
         self.leaves = True  # what ends a spare does not end the job

@@ -25,6 +25,7 @@ def test_torchelastic_finds_the_backend_by_its_name() -> None:
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the nodes of a test meet; what the handler sets is taken back."""
     monkeypatch.setenv(environment.NODE, "")
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0")  # put back behind the test
     monkeypatch.setattr(dynamic_rendezvous, "_delay", dynamic_rendezvous._delay)
     return tmp_path / "store"
 
@@ -69,6 +70,18 @@ def test_a_survivor_keeps_its_number_when_a_replacement_sorts_before_it(store: P
     assert (replacement.number, survivor.number) == (1, 0)
     assert not survivor.use_agent_store
     assert survivor.get_backend() == "autockpt"
+    for one in (survivor, replacement):
+        one._stop_heartbeats()
+
+
+def test_a_replacement_that_sorts_last_is_told_where_ranks_meet(store: Path) -> None:
+    """By the survivor, which is node 0 in both starts."""
+    survivor = handler(store, "127.0.0.2", keep_alive_max_attempt=6)
+    lost = handler(store, "127.0.0.3")
+    assert meet(lost, survivor) == [1, 0]
+    lost._stop_heartbeats()
+    replacement = handler(store, "127.0.0.4")
+    assert meet(replacement, survivor) == [1, 0]
     for one in (survivor, replacement):
         one._stop_heartbeats()
 

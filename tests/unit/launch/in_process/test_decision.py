@@ -12,6 +12,7 @@ from autockpt.launch.in_process.decision import MOST_RESTARTS, Survivor, judge, 
         (Survivor(rank=0, is_restartable=False, answer=""), False, ""),
         (Survivor(rank=0, is_restartable=True, answer="a thread"), False, "a thread"),
         (Survivor(rank=0, is_restartable=True), False, "did not end within"),
+        (Survivor(rank=0, is_restartable=True, place="in f (a:3)"), False, "10 s: in f (a:3)"),
         (Survivor(rank=0, is_restartable=True, unfit="ValueError: twice"), False, "twice"),
         (
             Survivor(rank=0, is_restartable=True, restarts=MOST_RESTARTS, answer=""),

@@ -159,7 +159,7 @@ def test_ranks_that_stand_in_the_kernel_are_still_looked_for() -> None:
             return f"unhealthy after {timeout} s"
 
     class Watch:
-        standbys = SimpleNamespace(serving=signals_wait)
+        standbys = SimpleNamespace(serving=signals_wait, expect=lambda spec: None)
         survivors = SimpleNamespace(serving=signals_wait, any=True, look=lambda *_: None)
 
         def __getattr__(self, name: str) -> Any:

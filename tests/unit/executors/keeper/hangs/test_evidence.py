@@ -64,6 +64,16 @@ def test_nobody_is_named_where_all_wait(alone: bool, named: int | None) -> None:
     assert culprit(by_rank(rank(0, WAITS), rank(1, WAITS)), alone=alone) is named
 
 
+def test_where_all_wait_in_different_places_these_are_named() -> None:
+    """Collectives that do not match; equal places are named once."""
+    other = WAITS.replace("line 40 in step", "line 50 in check")
+    ranks = by_rank(rank(0, WAITS), rank(1, WAITS), rank(2, other))
+    assert sentence(ranks, None, 10.0, 8.0, "x").split(": ", 1)[1] == (
+        "every rank waits; rank 0 in step (/home/me/train.py:40), within _engine_run_backward; "
+        "rank 2 in check (/home/me/train.py:50), within _engine_run_backward; evidence in x"
+    )
+
+
 def test_where_all_wait_the_rank_that_is_behind_is_named() -> None:
     """One that never reached the step of the others."""
     assert culprit(by_rank(rank(0, WAITS), rank(1, WAITS, step=8)), alone=True) == 1

@@ -3,11 +3,15 @@
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed.elastic.rendezvous import RendezvousParameters, dynamic_rendezvous
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousParameters,
+    dynamic_rendezvous,
+)
 
 from autockpt.launch import environment
 from autockpt.launch.elastic.rendezvous import membership
@@ -15,16 +19,17 @@ from autockpt.launch.elastic.rendezvous.membership import NotNeeded
 from autockpt.launch.elastic.rendezvous.node_numbers import Seated
 from autockpt.launch.elastic.torchrun_handler import make_factory
 
-PATIENCE_S = 60.0
+PATIENCE_S = 25.0
 LOST = "127.0.0.3"
 
 
 class Job:
     """Launchers that meet at one store; each is a thread that waits in the rendezvous."""
 
-    def __init__(self, store: Path, *, silence_s: int) -> None:
+    def __init__(self, *, silence_s: int) -> None:
         """`silence_s`: a launcher without a sign of life for so long is lost."""
-        self._store, self._silence_s = store, silence_s
+        self._server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._silence_s = silence_s
         self._threads = ThreadPoolExecutor(8)
         self.launchers: list[Seated] = []
         self.lost_nodes: set[int] = set()
@@ -34,8 +39,8 @@ class Job:
         """One more."""
         least, most = map(int, nodes.split(":"))
         parameters = RendezvousParameters(
-            "autockpt", str(self._store), "job", least, most, local_addr=address,
-            store_type="file", keep_alive_max_attempt=self._silence_s, last_call_timeout=1,
+            "autockpt", f"127.0.0.1:{self._server.port}", "job", least, most, local_addr=address,
+            is_host=False, keep_alive_max_attempt=self._silence_s, last_call_timeout=1,
         )  # fmt: skip
         bare: Any = make_factory()(parameters)
         made = Seated(
@@ -64,9 +69,10 @@ class Job:
 
 
 @pytest.fixture
-def new_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Job]]:
+def new_job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Job]]:
     """Makes jobs."""
     monkeypatch.setenv(environment.NODE, "")
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     monkeypatch.setattr(membership, "SAID_AFTER", 2)
     wait = dynamic_rendezvous._delay
     monkeypatch.setattr(
@@ -76,7 +82,7 @@ def new_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     made: list[Job] = []
 
     def make(*, silence_s: int = 60) -> Job:
-        made.append(Job(tmp_path / f"store-{len(made)}", silence_s=silence_s))
+        made.append(Job(silence_s=silence_s))
         return made[-1]
 
     yield make
@@ -187,6 +193,17 @@ def test_a_spare_ends_with_the_job_and_does_not_end_it(new_job: Callable[..., Jo
     with pytest.raises(NotNeeded, match="0"):
         coming.result(PATIENCE_S)
     assert "was not needed" in job.said[-1]
+
+
+def test_a_launcher_of_a_job_that_is_over_is_told_so(new_job: Callable[..., Job]) -> None:
+    """It is no spare that ends well: it has begun behind the end."""
+    job = new_job()
+    here, there = job.launcher("127.0.0.2"), job.launcher(LOST)
+    job.meet(here, there)
+    here.shutdown()
+    with pytest.raises(RendezvousClosedError, match=r"^$"):
+        job.goes(job.launcher("127.0.0.1")).result(PATIENCE_S)
+    assert not job.said
 
 
 def test_the_fifth_of_a_first_start_is_a_spare(new_job: Callable[..., Job]) -> None:
