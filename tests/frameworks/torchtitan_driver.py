@@ -10,6 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -26,12 +31,14 @@ from tests.contracts.adapter_process import (
     seed,
 )  # fmt: skip
 
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+
 
 class Optimizers(torch.optim.Optimizer):
-    """A container of torch optimizers, as TorchTitan's is one."""
+    """A container of torch optimizers, as TorchTitan's is one, which saves by the same calls."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizers = [optimizer]
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.model, self.optimizers = model, [optimizer]
         super().__init__(optimizer.param_groups[0]["params"], {})
 
     def __iter__(self) -> Iterator[torch.optim.Optimizer]:
@@ -47,11 +54,11 @@ class Optimizers(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Flat, as TorchTitan's."""
-        return {"optimizer": self.optimizers[0].state_dict()}
+        return get_optimizer_state_dict(self.model, self.optimizers[0], options=FLAT)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Of all."""
-        self.optimizers[0].load_state_dict(state_dict["optimizer"])
+        set_optimizer_state_dict(self.model, self.optimizers[0], state_dict, options=FLAT)
 
 
 class Trainer:
@@ -62,7 +69,7 @@ class Trainer:
         data = Samples(case)
         self.model = Model(watch)
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
-        self.optimizers = Optimizers(optimizer)
+        self.optimizers = Optimizers(self.model, optimizer)
         self.schedulers = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
         self.dataloader: Any = StatefulDataLoader(
             data, batch_size=BATCH, shuffle=True, num_workers=case.workers,
