@@ -38,8 +38,8 @@ from autockpt.policies.interval.closed_forms import young_interval_s
 from autockpt.values.errors import ConfigError
 
 WRAPPED = (
-    "train", "get_train_dataloader", "_init_training_state", "_prepare_for_training", "_run_epoch",
-    "_load_rng_state", "_maybe_log_save_evaluate", "_finalize_training",
+    "get_train_dataloader", "_init_training_state", "_prepare_for_training", "_run_epoch",
+    "_load_rng_state", "_maybe_log_save_evaluate", "_finalize_training", "train",
 )  # fmt: skip
 """Methods of Trainer that are wrapped."""
 SUMS = ("_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "current_flos")
