@@ -683,9 +683,17 @@ def _json_lines(
     except _Missing:
         return
     for number, line in enumerate(lines, start=1):
-        data = _object(line) or _object(line[line.rfind(b'{"event"') :])
+        data = _object(line) or next(filter(None, (_object(tail) for tail in _tails(line))), None)
         if data is not None:
             yield number, data
+
+
+def _tails(line: bytes) -> Iterator[bytes]:
+    """The last record of a line that begins with the fragment of another one."""
+    for key in (b'{"event"', b'{"schema_version"'):
+        begin = line.rfind(key)
+        if begin > 0:
+            yield line[begin:]
 
 
 def _object(text: bytes) -> dict[str, Any] | None:

@@ -1,5 +1,6 @@
 """Our own failure log, `failures.jsonl` of a run: one FailureRecord a line and node."""
 
+import json
 import math
 
 from autockpt.values.errors import ConfigError
@@ -21,15 +22,34 @@ def recognises(text: str) -> bool:
     return first.startswith("{") and '"exposure_s"' in first
 
 
+_BEGIN = '{"schema_version"'
+
+
+def _behind_fragment(line: str) -> str:
+    """The record that a new process has appended to a torn one; else the line as it is."""
+    begin = line.rfind(_BEGIN)
+    return line[begin:] if begin > 0 else line
+
+
+def _is_whole(line: str) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
 def read(text: str, *, where: str, nodes: int) -> FailureHistory:
     """The history of a log; times are training time.  Raises ConfigError for a foreign line.
 
     The log has no training after its last failure; the run's telemetry, which `autockpt profile`
-    reads beside it, does.
+    reads beside it, does.  A crash may have torn the last line: it is left out.
     """
-    records = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
+    records, lines = [], text.splitlines()
+    for number, read in enumerate(lines, start=1):
+        is_last = number == len(lines) and not text.endswith("\n")
+        line = read if _is_whole(read) else _behind_fragment(read)
+        if not line.strip() or (is_last and not _is_whole(line)):
             continue
         record = from_json(FailureRecord, line, where=f"{where}:{number}")
         if not 0 <= record.exposure_s < math.inf:

@@ -36,6 +36,12 @@ def test_durations_are_read(text: str, seconds: float) -> None:
     assert parse_duration_s(text) == pytest.approx(seconds)
 
 
+def test_a_fraction_near_one_has_no_more_zeros_than_it_needs() -> None:
+    """Nine nines and one are all of it."""
+    assert format_fraction(0.9999) == "99.99 %"
+    assert format_fraction(1.0 - 1e-12) == format_fraction(1.0) == "100 %"
+
+
 def test_rates_and_fractions_are_read() -> None:
     """Per second, and percent."""
     assert parse_rate_bytes_per_s("2 GB/s") == 2e9

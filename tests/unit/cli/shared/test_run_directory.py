@@ -2,10 +2,12 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from autockpt.cli.shared.failure_import import read_failures
 from autockpt.cli.shared.plan_choice import decide, write
 from autockpt.run_directory import (
     RunDirectory,
@@ -143,6 +145,26 @@ def test_a_damaged_record_names_its_file(run: RunDirectory) -> None:
     (run.path / "status.json").write_text('{"schema_version": 1, "state": "lost"}')
     with pytest.raises(ConfigError, match=r"status\.json\.state: expected 'running'"):
         run.read_status()
+
+
+def test_a_torn_failure_costs_no_other_one(run: RunDirectory) -> None:
+    """A power cut tears the last record; the next process appends to the same line."""
+    died = FailureRecord(
+        wall="2026-01-01T00:00:00Z", kind="process", what="trainer", node=0, step=8, exposure_s=60.0
+    )
+    run.append_failure(died)
+    path = run.path / "failures.jsonl"
+    text = path.read_text()
+    path.write_text(text + text[:40])
+    assert run.failures() == (died,)
+    assert len(read_failures(str(run.path), nodes=1).incidents) == 1
+    newer = replace(died, step=16, exposure_s=30.0)
+    run.append_failure(newer)
+    assert run.failures() == (died, newer)
+    assert len(read_failures(str(run.path), nodes=1).incidents) == 2
+    path.write_text("nothing of ours\n" + text)
+    with pytest.raises(ConfigError, match=r"failures\.jsonl"):
+        read_failures(str(run.path), nodes=1)
 
 
 def test_events_are_ordered_over_files_and_torn_lines_are_skipped(run: RunDirectory) -> None:
