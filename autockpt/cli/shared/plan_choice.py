@@ -262,7 +262,7 @@ def decide_now(
     """
     from autockpt.policies.cost_model.inputs import decided_again
     from autockpt.profiling.facts.failure_history import failure_evidence
-    from autockpt.profiling.facts.start_decision import decide_start, with_evidence
+    from autockpt.profiling.facts.start_decision import decide_start, knows_more, with_evidence
 
     known = failure_evidence(os.fspath(run.path), nodes=nodes, starting=starting)
     basis, before = decide(profile, goal).plan.plan_id, run.read_decision()
@@ -272,6 +272,8 @@ def decide_now(
         return Decided(decision=replace(decision, plan=plan), new=True)
     start = decide_start(run, goal, before.plan, profile, nodes=nodes, evidence=known)
     if start.proposal is None or not start.applies:
+        if start.promise is not None and knows_more(start.memory.seen, before):
+            before = decided_again(before, before.plan, before.choices, *start.promise, goal)
         return Decided(decision=before, new=False)
     offer, decision = start.proposal, replace(before, plan=start.plan)
     if offer.expected is not None and offer.inputs is not None:

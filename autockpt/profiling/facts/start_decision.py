@@ -27,12 +27,14 @@ from autockpt.profiling.facts.failure_history import FailureEvidence, failure_ev
 from autockpt.run_directory import RunDirectory
 from autockpt.tuner.online.controller import Controller, begin, go_on
 from autockpt.tuner.online.controller_state import Memory
+from autockpt.tuner.online.observed import Observed
 from autockpt.tuner.online.proposals import PlanProposal
 from autockpt.tuner.online.watches.exchange import ExchangeWatch
+from autockpt.values.decision_inputs import DecisionInputs
 from autockpt.values.errors import AutockptError
 from autockpt.values.failure import without_progress
 from autockpt.values.goal import Goal
-from autockpt.values.plan import CheckpointPlan, WriteWay
+from autockpt.values.plan import CheckpointPlan, Decision, Expected, WriteWay
 from autockpt.values.profile import Estimate, FailureRates, Profile
 from autockpt.values.record import from_json, to_json
 
@@ -50,6 +52,8 @@ class Start:
     """None: the plan stays."""
     applies: bool = True
     """False: the policy only observes."""
+    promise: tuple[Expected, DecisionInputs] | None = None
+    """Of the newest plan by all that is known; None: its costs are not."""
 
     @property
     def plan(self) -> CheckpointPlan:
@@ -100,7 +104,19 @@ def decide_start(
         memory = go_on(former, memory)
     controller = Controller(copy.deepcopy(memory), goal=goal)
     proposal = controller.start()
-    return Start(memory=memory, proposal=proposal, applies=controller.mode == "on")
+    return Start(
+        memory=memory, proposal=proposal, applies=controller.mode == "on",
+        promise=controller.promise(),
+    )  # fmt: skip
+
+
+def knows_more(seen: Observed, decision: Decision) -> bool:
+    """Whether a start knows of failures or costs that the decision does not have."""
+    if decision.inputs is None:
+        return False
+    before, now = decision.inputs.failures, seen.failures
+    same = before.per_node.events == now.per_node.events
+    return seen.sealed > 0 or not same or before.per_job.events != now.per_job.events
 
 
 def undecided(plan: CheckpointPlan, *, nodes: int) -> Start:

@@ -24,12 +24,11 @@ from autockpt.policies.decide import decide
 from autockpt.profiles.assemble import profile_from_run
 from autockpt.profiles.samples import RunSamples
 from autockpt.profiling.facts.facts import host_facts, state_inventory
-from autockpt.profiling.facts.start_decision import undecided, write_memory
+from autockpt.profiling.facts.start_decision import knows_more, undecided, write_memory
 from autockpt.run_directory import RunDirectory
 from autockpt.session.job import Job
 from autockpt.session.tuning.recorder import Recorder
 from autockpt.tuner.online.controller import Controller
-from autockpt.tuner.online.observed import Observed
 from autockpt.tuner.online.proposals import PlanProposal, digest_of, intervals_of
 from autockpt.tuner.online.recording import RecordedController
 from autockpt.tuner.online.watches.scheme_change import LINK_SLOWER
@@ -123,20 +122,13 @@ class AutoTuner:
             Controller(start.memory, goal=job.goal), self._recorder
         )
         self.started_with = self._start()
-        self._stale = self.started_with is None and self._knows_more(start.memory.seen)
+        before = self._decision if self.started_with is None else None
+        self._stale = before is not None and knows_more(start.memory.seen, before)
         """The promise is of an earlier start: failures and costs since then are not in it."""
         if job.restart_count and len(failures := self._files.failures()) >= 2:
             self._controller.interrupted(time.monotonic(), failures[-1].exposure_s)
         self._thread = threading.Thread(target=self._think, name="autockpt-tuner", daemon=True)
         self._thread.start()
-
-    def _knows_more(self, seen: Observed) -> bool:
-        """Whether this start knows of failures or costs that the decision does not have."""
-        if self._decision is None or self._decision.inputs is None:
-            return False
-        before, now = self._decision.inputs.failures, seen.failures
-        same = before.per_node.events == now.per_node.events
-        return seen.sealed > 0 or not same or before.per_job.events != now.per_job.events
 
     def _start(self) -> PlanProposal | None:
         """Return the proposal behind this start's plan; None: the plan is the one before."""

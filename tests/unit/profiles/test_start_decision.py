@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autockpt.cli.shared.plan_choice import decide_now
 from autockpt.policies.decide import decide
 from autockpt.profiling.facts.failure_history import failure_evidence
 from autockpt.profiling.facts.start_decision import (
@@ -66,6 +67,23 @@ def test_six_failures_half_an_hour_apart_give_the_plan_of_decide(tmp_path: Path)
     assert wanted[1] < intervals_of(before)[1] / 2
     assert start.plan.version == before.version + 1
     assert "failures come every" in (start.proposal.reason if start.proposal else "")
+
+
+def test_a_plan_that_stays_is_promised_anew_before_a_run_too(tmp_path: Path) -> None:
+    """`autockpt run --dry-run` tells what rank 0 will write down."""
+    run, profile = RunDirectory.create(tmp_path / "runs" / "a"), example_profile()
+    pinned = Goal(pins=Pins(disk_interval_steps=500, memory_interval_steps=100))
+    first = decide(profile, pinned)
+    run.write_decision(first, plan_text="")
+    assert decide_now(run, profile, pinned, nodes=1).decision.expected == first.expected
+    for number in range(1, 4):
+        failed(run, 1000 * number, exposure_s=1800.0, lost=10, term=number)
+    again = decide_now(run, profile, pinned, nodes=1)
+    assert (again.new, again.change) == (False, "")
+    assert again.decision.plan == first.plan
+    assert again.decision.expected.waste > 2 * first.expected.waste
+    assert again.decision.inputs is not None
+    assert again.decision.inputs.recovery.restart.n == 3
 
 
 def test_without_failures_the_plan_stays(tmp_path: Path) -> None:
