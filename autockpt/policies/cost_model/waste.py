@@ -92,10 +92,12 @@ def waste(
     disk: TierCost,
     memory_period_s: float,
     disk_period_s: float,
+    boundary: float = 0.0,
 ) -> WasteParts:
     """Waste rate of a two-tier plan; periods in seconds from one checkpoint to the next.
 
-    `memory` None: the tier is off, and `disk` must carry all failures.
+    `memory` None: the tier is off, and `disk` must carry all failures.  `boundary`: fraction of
+    time at iteration boundaries.
     """
     tiers = [(disk, disk_period_s)] + ([(memory, memory_period_s)] if memory is not None else [])
     return WasteParts(
@@ -105,6 +107,7 @@ def waste(
         lost_disk=_lost(disk, disk_period_s),
         restart=sum(tier.failures_per_s * tier.restart_s for tier, _ in tiers),
         restore=sum(tier.failures_per_s * tier.restore_s for tier, _ in tiers),
+        boundary=boundary,
     )
 
 

@@ -11,7 +11,7 @@ way.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from autockpt.policies.cost_model.waste import WasteParts, step_periods_s, waste
 from autockpt.policies.interval.closed_forms import best_period_s, ordered_periods_s
@@ -54,10 +54,10 @@ class Tiers:
     def waste(self, memory_steps: int, disk_steps: int) -> WasteParts:
         """Waste rate with these intervals, in iterations."""
         memory_s, disk_s = self.periods_s(memory_steps, disk_steps)
-        parts = waste(
-            memory=self.memory, disk=self.disk, memory_period_s=memory_s, disk_period_s=disk_s
-        )
-        return replace(parts, boundary=self.boundary_s * disk_steps / disk_s)
+        return waste(
+            memory=self.memory, disk=self.disk, memory_period_s=memory_s, disk_period_s=disk_s,
+            boundary=self.boundary_s * disk_steps / disk_s,
+        )  # fmt: skip
 
     def tunable(self, memory_steps: int, disk_steps: int) -> float:
         """The part of the waste that depends on the intervals."""

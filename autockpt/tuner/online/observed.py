@@ -239,10 +239,12 @@ class Observed:
     @property
     def recovered(self) -> RecoveryTimes:
         """Times of recovery; assumed restores give way to saves that were seen."""
-        if min(self.copy.n, self.persist.n) < KNOWN:
-            return self.recovery
+        known = self.recovery
+        assumed = "assumed" in (known.restore_memory.source, known.restore_disk.source)
+        if not assumed or min(self.copy.n, self.persist.n) < KNOWN:
+            return known
         copy_s, persist_s = self.copy.mean, self.persist.mean
-        return self.recovery.like_saves(copy_s=copy_s, persist_s=persist_s, n=self.persist.n)
+        return known.like_saves(copy_s=copy_s, persist_s=persist_s, n=self.persist.n)
 
     def _peers(self) -> PeerCosts | None:
         """The cost of an exchange: its time is observed, and the rest is of the profile."""
