@@ -59,6 +59,9 @@ class HangWatch:
         """By process (when, seconds of a core) at the last look."""
         self._woken: dict[int, tuple[int, float]] = {}
         """By process (wakes, when it was seen to have woken)."""
+        self._told_marks: dict[int, int] = {}
+        """Marks by rank when the ranks were last told to be stuck: the signal that asks for stacks
+        wakes them."""
 
     def look(
         self,
@@ -83,9 +86,15 @@ class HangWatch:
             marks[rank] = Mark(pid=one.pid, count=count, at_s=at_s, doing=doing)
         if any(self._is_debugged(one.pid) for one in ranks.values()):
             return None
-        busy = {rank: self._is_busy(now_s, one.pid) for rank, one in ranks.items()}
+        counts = {rank: mark.count for rank, mark in marks.items()}
+        was_told = counts == self._told_marks
+        busy = {
+            rank: self._is_busy(now_s, one.pid, wakes_count=not was_told)
+            for rank, one in ranks.items()
+        }
         still = self._pace.look(now_s, marks, busy)
         if still is not None:
+            self._told_marks = counts
             found = {
                 rank: RankState(
                     rank=rank, pid=one.pid, step=one.memory.cell(CELL_STEP),
@@ -173,7 +182,7 @@ class HangWatch:
     def _is_debugged(self, pid: int) -> bool:
         return stack_dumps.status_of(pid).get("TracerPid", "0") != "0"
 
-    def _is_busy(self, now_s: float, pid: int) -> bool:
+    def _is_busy(self, now_s: float, pid: int, *, wakes_count: bool = True) -> bool:
         """It, or a child of it, computes, waits for a disk, or moves data."""
         used_s, disk, wakes = _used(pid)
         at_s, before_s = self._used.get(pid, (now_s, used_s))
@@ -182,7 +191,8 @@ class HangWatch:
         if self._woken.get(pid, (-1, 0.0))[0] != wakes:
             self._woken[pid] = (wakes, now_s)
         share = (used_s - before_s) / max(1.0, now_s - at_s)
-        return disk or share > BUSY_SHARE or now_s < self._woken[pid][1] + WOKEN_S
+        woken = wakes_count and now_s < self._woken[pid][1] + WOKEN_S
+        return disk or share > BUSY_SHARE or woken
 
 
 def place_of(run_directory: str, rank: int, pid: int) -> str:
