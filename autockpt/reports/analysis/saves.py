@@ -14,6 +14,7 @@ from typing import TypeGuard
 from autockpt.values.plan import Decision
 from autockpt.values.telemetry import (
     LOST,
+    NO_SLOT,
     WITHDRAWN,
     CheckpointDeleted,
     CheckpointDurable,
@@ -34,6 +35,8 @@ from autockpt.values.telemetry import (
 )
 
 REASONS_SHOWN = 5
+NOT_BEGUN = (WITHDRAWN, NO_SLOT)
+"""Ends of the reason of a save without a copy: its rank tells it as skipped, where it was due."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +236,7 @@ def _generations(events: Sequence[Event], kind: type[Event]) -> set[str]:
 
 def _is_failed(event: Event) -> TypeGuard[PersistFailed]:
     """A persist that began has failed, and no rank was lost: then that failure is the cause."""
-    return isinstance(event, PersistFailed) and not event.reason.endswith((LOST, WITHDRAWN))
+    return isinstance(event, PersistFailed) and not event.reason.endswith((LOST, *NOT_BEGUN))
 
 
 def _skipped(events: Sequence[Event]) -> int:
@@ -248,7 +251,7 @@ def _reasons(events: Sequence[Event]) -> dict[str, int]:
         (e.reason, e.step)
         for e in events
         if isinstance(e, SaveSkipped | SnapshotDiscarded | PersistFailed)
-        and not e.reason.endswith(WITHDRAWN)
+        and not (isinstance(e, PersistFailed) and e.reason.endswith(NOT_BEGUN))
     }
     return dict(Counter(reason for reason, _ in sorted(seen)).most_common(REASONS_SHOWN))
 

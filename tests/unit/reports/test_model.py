@@ -15,6 +15,7 @@ from autockpt.values.errors import ConfigError
 from autockpt.values.failure import FailureRecord, FaultyNode
 from autockpt.values.plan import Decision
 from autockpt.values.telemetry import (
+    NO_SLOT,
     WITHDRAWN,
     Event,
     PersistFailed,
@@ -179,11 +180,12 @@ def test_what_was_under_way_when_a_rank_was_lost_is_no_trouble_of_the_disk() -> 
     assert (model.saves.failed, model.saves.reasons["rank 0 was lost"]) == (0, 1)
 
 
-def test_a_save_that_was_given_back_before_it_began_is_no_failure() -> None:
-    """A change of the plan gives it back: no advice about the storage, no row of trouble."""
+@pytest.mark.parametrize("reason", [f"not due any more; {WITHDRAWN}", NO_SLOT])
+def test_a_save_that_did_not_begin_is_no_failure(reason: str) -> None:
+    """A new plan gives it back, or slots are full: no advice about the storage, no row."""
     data = run_data(total=1440)
     given_back = PersistFailed(
-        at_s=5300.0, rank=-1, generation="b", step=-1, reason=f"not due any more; {WITHDRAWN}"
+        at_s=5300.0, rank=-1, generation="b", step=-1, reason=f"rank 0: {reason}"
     )
 
     model = build(dataclasses.replace(data, events=(*data.events, given_back)))
