@@ -6,6 +6,7 @@ The only part of the policies that knows YAML.  The keys stand in `values.goal`.
 from autockpt.policies.policy_file.layers import (
     EffectiveValue,
     Policy,
+    goal_of_environment,
     load_policy,
     parse_policy,
     with_settings,
@@ -25,6 +26,7 @@ __all__ = [
     "as_yaml",
     "diff",
     "explain",
+    "goal_of_environment",
     "init_text",
     "keys_table",
     "load_policy",

@@ -107,6 +107,21 @@ def with_settings(goal: Goal, settings: Sequence[str], table: KeyTable = KEYS) -
     return table.goal_of(values | given, goal.policy)
 
 
+def goal_of_environment(environment: Mapping[str, str], table: KeyTable = KEYS) -> Goal | None:
+    """The goal of variables that are named after keys; None: there are none.
+
+    Raises ConfigError as `load_policy`.
+    """
+    if not _variables(table).keys() & environment.keys():
+        return None
+    return load_policy(environment=environment, table=table).goal
+
+
+def _variables(table: KeyTable) -> dict[str, str]:
+    """By variable its key."""
+    return {ENVIRONMENT + key.upper().replace(".", "_"): key for key in table.known}
+
+
 # --- layers ---------------------------------------------------------------------------------------
 
 
@@ -186,7 +201,7 @@ class _Layers:
 
     def environment(self, environment: Mapping[str, str]) -> Node:
         """Variables named after keys; others with our prefix belong to other parts of autockpt."""
-        names = {ENVIRONMENT + key.upper().replace(".", "_"): key for key in self._table.known}
+        names = _variables(self._table)
         root = Node(mark=Mark(file="environment"), children={})
         for name, key in names.items():
             if name in environment:

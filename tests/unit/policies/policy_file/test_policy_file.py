@@ -10,6 +10,7 @@ from autockpt.policies.policy_file import (
     as_yaml,
     diff,
     explain,
+    goal_of_environment,
     init_text,
     load_policy,
     parse_policy,
@@ -420,3 +421,13 @@ def test_settings_that_do_not_fit_a_goal_are_refused(settings, message):
     """As in a file, one key against another as well."""
     with pytest.raises(ConfigError, match=message):
         with_settings(parse_policy(FULL).goal, settings)
+
+
+def test_the_environment_alone_makes_a_goal_where_it_has_a_key() -> None:
+    """Variables of other parts make none."""
+    assert goal_of_environment({"AUTOCKPT_DEBUG": "1", "AUTOCKPT_NODE": "2"}) is None
+    goal = goal_of_environment({"AUTOCKPT_DISK_PATH": "s3://bucket/run", "AUTOCKPT_DEBUG": "1"})
+    assert goal is not None
+    assert goal.storage_path == "s3://bucket/run"
+    with pytest.raises(ConfigError, match="AUTOCKPT_DISK_INTERVAL=7 stps: error"):
+        goal_of_environment({"AUTOCKPT_DISK_INTERVAL": "7 stps"})

@@ -1,0 +1,36 @@
+"""Policy keys in the environment, where no `autockpt run` reads them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from autockpt.executors.storage.catalogue import committed_names
+from tests.conftest import end_keeper
+from tests.jobs.kill.zygote import environment
+
+SCRIPT = """
+import torch, autockpt
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+ckpt = autockpt.attach(model=model, optimizer=optimizer)
+for step in ckpt.steps(6):
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+    ckpt.wait_durable(60.0)
+"""
+
+
+def test_a_script_that_attaches_alone_follows_the_environment(tmp_path: Path) -> None:
+    """Interval and place of the disk tier."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    told = {"AUTOCKPT_DISK_INTERVAL": "5 steps", "AUTOCKPT_DISK_PATH": str(tmp_path / "there")}
+    try:
+        subprocess.run(
+            [sys.executable, "train.py"], cwd=tmp_path, env={**environment(), **told}, check=True,
+            timeout=120,
+        )  # fmt: skip
+    finally:
+        end_keeper(os.fspath(tmp_path / "runs" / "train"))
+    steps = [int(name[-8:]) for name in committed_names(str(tmp_path / "there"))]
+    assert 5 in steps, steps
