@@ -114,21 +114,12 @@ def attach(
         folder = os.environ["AUTOCKPT_PLAN_FOR"]
         sources = shard_sources.shards_on_disk(folder, rank, world_size)
         raise PlanMade(reader.plan_restore(sources, state))
-    job = current_job(run_dir=run_dir, policy=goal or _goal_of_environment(), fresh=fresh)
+    job = current_job(run_dir=run_dir, policy=goal, fresh=fresh)
     of_this_process.end_former(
         job.run_directory, job.incarnation.launch_id, named=run_dir is not None,
         objects=[*state.models.values(), *state.optimizers.values()],
     )  # fmt: skip
     return Session(job, state, data, extra=extra, deferred=restore == "tensors", weights=weights)
-
-
-def _goal_of_environment() -> Goal | None:
-    """Of AUTOCKPT_DISK_INTERVAL and the like; `autockpt run` has read them before."""
-    if "AUTOCKPT_RUN_DIR" in os.environ or not any(n.startswith("AUTOCKPT_") for n in os.environ):
-        return None
-    from autockpt.policies.policy_file import goal_of_environment
-
-    return goal_of_environment(os.environ)
 
 
 def _require_goal(goal: Any, policy: Any) -> None:

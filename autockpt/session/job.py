@@ -127,7 +127,10 @@ def current_job(
     placed = _agreed_directory(given, place)
     path = within(placed.path, number)
     files = RunDirectory.create(path)
-    policy, kept = policy and _goal_of_own_run(policy, given, placed.suffix), files.read_goal()
+    kept = files.read_goal()
+    if policy is None and not shared:
+        policy = _goal_of_environment(kept)
+    policy = policy and _goal_of_own_run(policy, given, placed.suffix)
     if number > 1:
         policy = _goal_within(RunDirectory(placed.path), policy, number)
     elif kept is None and placed.suffix and (of_all := RunDirectory(given).read_goal()) is not None:
@@ -257,6 +260,15 @@ def _started(
     if store is not None:
         return start, from_json(CheckpointPlan, bytes(store.get(name)), where="plan of rank 0")
     return start, start.plan if start is not None and place.world_size == 1 else plan
+
+
+def _goal_of_environment(kept: Goal | None) -> Goal | None:
+    """Of AUTOCKPT_DISK_WRITERS and the like, which `autockpt run` reads where it launches."""
+    if not any(name.startswith("AUTOCKPT_") for name in os.environ):
+        return None
+    from autockpt.policies.policy_file import goal_of_environment
+
+    return goal_of_environment(os.environ, kept)
 
 
 def _goal_within(first: RunDirectory, goal: Goal | None, number: int) -> Goal | None:

@@ -98,23 +98,22 @@ def with_settings(goal: Goal, settings: Sequence[str], table: KeyTable = KEYS) -
     Raises ConfigError as `load_policy`.
     """
     reader = _Layers(table)
-    layer = reader.settings(settings)
-    reader.refuse()
-    given, values = read_values(table, layer), table.values_of(goal)
-    for path, _ in layer.leaves():
-        values.pop(path, None)
-    reader.combine(values | given, layer, "the goal of the run")
-    return table.goal_of(values | given, goal.policy)
+    return reader.over(goal, reader.settings(settings))
 
 
-def goal_of_environment(environment: Mapping[str, str], table: KeyTable = KEYS) -> Goal | None:
-    """The goal of variables that are named after keys; None: there are none.
+def goal_of_environment(
+    environment: Mapping[str, str], kept: Goal | None = None, table: KeyTable = KEYS
+) -> Goal | None:
+    """A goal under the variables that are named after keys; None: there are none.
 
-    Raises ConfigError as `load_policy`.
+    `kept`: an earlier goal of the run.  Raises ConfigError as `load_policy`.
     """
     if not _variables(table).keys() & environment.keys():
         return None
-    return load_policy(environment=environment, table=table).goal
+    if kept is None:
+        return load_policy(environment=environment, table=table).goal
+    reader = _Layers(table)
+    return reader.over(kept, reader.environment(environment))
 
 
 def _variables(table: KeyTable) -> dict[str, str]:
@@ -153,6 +152,15 @@ class _Layers:
         """Raises ConfigError with every problem so far."""
         if self._problems:
             raise ConfigError("\n".join(str(problem) for problem in self._problems))
+
+    def over(self, goal: Goal, layer: Node) -> Goal:
+        """A goal under one more layer."""
+        self.refuse()
+        given, values = read_values(self._table, layer), self._table.values_of(goal)
+        for path, _ in layer.leaves():
+            values.pop(path, None)
+        self.combine(values | given, layer, "the goal of the run")
+        return self._table.goal_of(values | given, goal.policy)
 
     def combine(self, values: Mapping[str, Any], tree: Node, name: str) -> None:
         """Raises ConfigError for values that no layer shows to be wrong alone."""

@@ -10,14 +10,14 @@ from tests.conftest import end_keeper
 from tests.jobs.kill.zygote import environment
 
 SCRIPT = """
-import torch, autockpt
+import time, torch, autockpt
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 ckpt = autockpt.attach(model=model, optimizer=optimizer)
-for step in ckpt.steps(6):
+for step in ckpt.steps(31):
     model(torch.ones(4)).sum().backward()
     optimizer.step()
-    ckpt.wait_durable(60.0)
+    time.sleep(0.05)
 """
 
 
@@ -33,4 +33,4 @@ def test_a_script_that_attaches_alone_follows_the_environment(tmp_path: Path) ->
     finally:
         end_keeper(os.fspath(tmp_path / "runs" / "train"))
     steps = [int(name[-8:]) for name in committed_names(str(tmp_path / "there"))]
-    assert 5 in steps, steps
+    assert any(step % 5 == 0 for step in steps), steps

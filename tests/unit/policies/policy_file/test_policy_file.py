@@ -429,5 +429,8 @@ def test_the_environment_alone_makes_a_goal_where_it_has_a_key() -> None:
     goal = goal_of_environment({"AUTOCKPT_DISK_PATH": "s3://bucket/run", "AUTOCKPT_DEBUG": "1"})
     assert goal is not None
     assert goal.storage_path == "s3://bucket/run"
+    later = goal_of_environment({"AUTOCKPT_KEEP_LAST": "7"}, goal)
+    assert later is not None
+    assert (later.storage_path, later.retention.keep_last) == ("s3://bucket/run", 7)
     with pytest.raises(ConfigError, match="AUTOCKPT_DISK_INTERVAL=7 stps: error"):
         goal_of_environment({"AUTOCKPT_DISK_INTERVAL": "7 stps"})
