@@ -46,6 +46,8 @@ from autockpt.session.keeper_news import KeeperNews
 from autockpt.session.place.initial_weights import InitialWeights
 from autockpt.session.place.place_check import PlaceCheck
 from autockpt.session.place.position import framework_of
+from autockpt.session.place.replay_check import ReplayCheck
+from autockpt.session.place.script_frames import is_within_loop
 from autockpt.session.place.shown_count import is_only_shown
 from autockpt.session.place.training_position import ONLY, Extra, Restored, TrainingPosition
 from autockpt.session.room import lack_of_memory, refusal
@@ -88,8 +90,9 @@ class Session:
         closing = self._closing = Closing(rank, iterations, saver, last, plans, holder.await_seal)
         self._place = PlaceCheck(rank, position, closing, self, data, deferred=deferred)
         stopper = self._stopper = Stopper(rank, saver, last, closing, plans.switch)
+        replay = self._replay = ReplayCheck(rank)
         self._boundaries = closing.loop = Boundaries(
-            rank, iterations, position, self._place, saver, plans, stopper, closing, holder
+            rank, iterations, position, self._place, saver, plans, stopper, closing, holder, replay
         )
         rank.client.listener = KeeperNews(rank, saver, plans, stopper, holder)
         try:
@@ -122,6 +125,8 @@ class Session:
             self._place.has_asked = not is_only_shown(sys._getframe(1))
         if not self._position.has_begun and not is_loop_ahead(self, sys._getframe(1), NAMED_LOOPS):
             # the loop may begin with the count; one that reads it again may have drawn
+            if not is_within_loop(sys._getframe(1)):
+                self._position.put_random_back()
             self._position.look_for_generators(begins=False, again=is_in_loop(sys._getframe(1)))
         return self._rank.step
 
@@ -149,6 +154,8 @@ class Session:
         rank, end = self._rank, total if until is None else min(total, until)
         while rank.step < end and not self._stopper.has_stopped:
             step = rank.step
+            if not self._position.has_begun:
+                self._begin_training()
             self._let_build()
             yield step
             if rank.step != step:
@@ -159,6 +166,11 @@ class Session:
             self._boundaries.run(step + 1)
         if self._rank.step >= total:
             self._closing.finish(final_checkpoint=True, reason="finished")
+
+    def _begin_training(self) -> None:
+        """The first iteration of this process: loops before it had nothing left to train."""
+        self._position.put_random_back()
+        self._position.look_for_generators(begins=True)
 
     def _let_build(self) -> None:
         """Fill the script's new parts; parts that it builds from here on may draw."""
@@ -176,7 +188,8 @@ class Session:
     def _begin_loop(self, total: int) -> None:
         """The loop is ours and its end is known."""
         self._closing.require_in_force()
-        self._position.look_for_generators(begins=True)
+        if self._position.was_over:
+            self._position.look_for_generators(begins=True)
         self._boundaries.finish_iteration()
         if not self._rank.owns_boundary:
             self._iterations.warn_of_lead()
@@ -215,6 +228,7 @@ class Session:
         """
         if total is not None:
             self._begin_loop(total)
+            self._position.look_for_generators(begins=True)
             return
         self._closing.require_in_force()
         if not self._rank.owns_boundary:
@@ -395,6 +409,7 @@ class Session:
         self._rank.is_safe = resumed.durable
         applied = time.monotonic()
         self._position.take_progress(resumed)
+        self._replay.resumed(None if resumed.rng is None else resumed.generation)
         self._leave_out()
         self._position.note_nan(resumed)
         if resumed.awaiting is not None:

@@ -77,6 +77,31 @@ class FirstIterationEnded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RandomMarked(Event):
+    """The iteration behind a checkpoint ended: the random state that it left.
+
+    A process that resumes the checkpoint compares its own (`ReplayChecked`).
+    """
+
+    generation: str
+    """The checkpoint."""
+    step: int
+    """Behind the iteration."""
+    world_size: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayChecked(Event):
+    """The first iteration behind a resume was compared with the one before the failure."""
+
+    step: int
+    """Behind the iteration."""
+    equal: bool
+    """It left the same random state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IterationsTimed(Event):
     """A block of iterations ended (one event per block, not per step)."""
 
@@ -471,6 +496,8 @@ EVENTS: dict[str, type[Event]] = {
     for kind in (
         RunStarted,
         FirstIterationEnded,
+        RandomMarked,
+        ReplayChecked,
         IterationsTimed,
         SnapshotBegan,
         SnapshotSealed,

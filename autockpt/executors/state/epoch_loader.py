@@ -175,8 +175,8 @@ class EpochLoader:
     # ------------------------------------------------------------------ a pass
 
     def _resumed_pass(self) -> Iterator[Any]:
-        fetches, self.__dict__["_resumed"] = self._resumed or [], None
         self._begin()
+        fetches, self.__dict__["_resumed"] = self._resumed or [], None
         self._begin_first()
         place, now = self._place, rng_state()
         drawn = place.drawn()

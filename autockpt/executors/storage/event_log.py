@@ -9,13 +9,34 @@ import json
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 from autockpt import new_files
 from autockpt.values.telemetry import Event, event_data
 
 _PATIENCE_S = 10.0
 """A file system that hangs is not waited for."""
+
+
+def events_in(text: bytes) -> Iterator[dict[str, Any]]:
+    """The events of a file or of its end, as their JSON has them; torn lines are left out."""
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            data = json.loads(line)
+            if isinstance(data, dict):
+                yield data
+
+
+def newest_bytes(path: Path, length: int) -> bytes:
+    """The last `length` bytes of a file; b"" where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - length))
+            return file.read()
+    except OSError:
+        return b""
 
 
 class TelemetryWriter:

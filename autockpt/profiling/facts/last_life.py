@@ -4,12 +4,11 @@ A keeper writes a failure down when the training is back, which is after the nex
 The telemetry of the processes that died has all of it but the time that the restart takes.
 """
 
-import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from autockpt.executors.storage.event_log import events_in, newest_bytes
 from autockpt.run_directory import RunDirectory, utc_now
 from autockpt.values.failure import FailureRecord
 
@@ -65,7 +64,7 @@ def _kept(run: RunDirectory, began_s: float) -> tuple[dict[str, int], bool]:
     """Newest steps that were committed since, by event, and whether a keeper saw a trainer die."""
     kept, seen = dict.fromkeys(COMMITS, 0), False
     for path in sorted(run.telemetry.glob("keeper-*.jsonl")):
-        for event in _objects(_tail(path, PIECE_BYTES)):
+        for event in events_in(newest_bytes(path, PIECE_BYTES)):
             if _number(event, "at_s") < began_s:
                 continue
             name = event.get("event")
@@ -79,31 +78,12 @@ def _since_start(path: Path) -> Iterator[dict[str, Any]]:
     """The events of a file from its newest start on."""
     length = PIECE_BYTES
     while True:
-        text = _tail(path, length)
+        text = newest_bytes(path, length)
         at = text.rfind(STARTED)
         whole = len(text) < length
         if at >= 0 or whole:
-            return _objects(text[text.rfind(b"\n", 0, at) + 1 :] if at >= 0 else b"")
+            return events_in(text[text.rfind(b"\n", 0, at) + 1 :] if at >= 0 else b"")
         length *= 4
-
-
-def _tail(path: Path, length: int) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - length))
-            return file.read()
-    except OSError:
-        return b""  # missing or unreadable: it says nothing
-
-
-def _objects(text: bytes) -> Iterator[dict[str, Any]]:
-    for line in text.splitlines():
-        try:
-            data = json.loads(line)
-        except (ValueError, RecursionError):
-            continue  # a torn line, or half of one
-        if isinstance(data, dict):
-            yield data
 
 
 def _number(event: dict[str, Any], name: str) -> float:

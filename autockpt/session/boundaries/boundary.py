@@ -22,6 +22,7 @@ from autockpt.session.boundaries.last_boundary import BoundaryHolder
 from autockpt.session.endings.closing import Closing
 from autockpt.session.endings.stopping import Stopper
 from autockpt.session.place.place_check import PlaceCheck
+from autockpt.session.place.replay_check import ReplayCheck
 from autockpt.session.place.training_position import TrainingPosition
 from autockpt.session.room import refusal
 from autockpt.session.saving import Saver
@@ -47,11 +48,12 @@ class Boundaries:
         stopper: Stopper,
         closing: Closing,
         holder: BoundaryHolder,
+        replay: ReplayCheck,
     ) -> None:
         self._rank, self._job, self._client = rank, rank.job, rank.client
         self._iterations, self._position, self._place = iterations, position, place
         self._saver, self._plans, self._stopper, self._closing = saver, plans, stopper, closing
-        self._holder = holder
+        self._holder, self._replay = holder, replay
         self._has_written_imports = False
 
     def watch(self) -> None:
@@ -167,6 +169,7 @@ class Boundaries:
         self._rank.rollback.require(step)
         self._rank.beat("saves")
         self._saver.report_trial(began)
+        self._replay.boundary(step)
         try:
             if self._saver.flight is not None:
                 self._saver.fence()  # the iteration had no optimizer step (a skipped one)
@@ -181,8 +184,9 @@ class Boundaries:
             elif not whole:
                 self._saver.put_off(step)
             elif here:
-                disk = self._saver.is_disk_free(step)
-                self._saver.begin(self._rank.generation(step), disk=disk, before=before)
+                disk, generation = self._saver.is_disk_free(step), self._rank.generation(step)
+                if self._saver.begin(generation, disk=disk, before=before):
+                    self._replay.saved(generation)
             else:
                 self._rank.report_skip(step, "it became due when the next iteration had begun")
             self._rank.open = 0 if whole else self._rank.open + 1
@@ -229,8 +233,12 @@ class Boundaries:
         if trained and not self._place.is_placed:
             self._place.require(begun=True, trained=trained)
 
-    def finish_iteration(self) -> None:
-        """Code behind a loop that ends early belongs to its last iteration: that ends now."""
+    def finish_iteration(self, *, is_over: bool = False) -> None:
+        """Code behind a loop that ends early belongs to its last iteration: that ends now.
+
+        `is_over`: no further loop begins.
+        """
+        self._position.is_over = is_over
         if self._iterations.is_owed:
             self.run(self._rank.step + 1)
 

@@ -33,8 +33,8 @@ class LoopEnd(Protocol):
     def require_place(self) -> None:
         """Raises SystemExit where the script has trained on, and not from where it was."""
 
-    def finish_iteration(self) -> None:
-        """An iteration that a loop of ours left open ends now."""
+    def finish_iteration(self, *, is_over: bool = False) -> None:
+        """An iteration that a loop of ours left open ends now; `is_over`: no loop follows."""
 
     def note_last(self) -> None:
         """The training thread is where it ends."""
@@ -119,7 +119,7 @@ class Closing:
         """With a last checkpoint, if there can be one."""
         self._rank.live.module_state.end()
         if reason == "finished":
-            self.loop.finish_iteration()
+            self.loop.finish_iteration(is_over=True)
         self.loop.note_last()
         if self._rank.is_closed:
             return

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-_FOREIGN = ("site-packages", "dist-packages", os.path.dirname(os.__file__))
+from autockpt.session.place.script_frames import script_frames
+
 _MOST_ITEMS = 50
 """Items of a list or dict that are looked at for tensors."""
 
@@ -52,17 +53,10 @@ class CarriedValues:
 def carried_values(frame: types.FrameType | None) -> CarriedValues | None:
     """Of the innermost script's loop around `frame` that has any.  Raises nothing."""
     with contextlib.suppress(Exception):
-        while frame is not None:
-            if _is_script(frame):
-                for found in _in_frame(frame):
-                    return found
-            frame = frame.f_back
+        for each in script_frames(frame):
+            for found in _in_frame(each):
+                return found
     return None
-
-
-def _is_script(frame: types.FrameType) -> bool:
-    name, file = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
-    return name.split(".")[0] != "autockpt" and not any(part in file for part in _FOREIGN)
 
 
 def _in_frame(frame: types.FrameType) -> Iterator[CarriedValues]:

@@ -63,6 +63,13 @@ class TrainingPosition:
         self._saved_places: dict[str, Any] = {}
         """Of loaders that were not made yet, by name."""
         self._saved_rng: Any = None
+        self._resumed_rng: Any = None
+        """Put back by `attach`, and again where the loop begins: a script may have drawn meanwhile,
+        as it does at every start.  None: it is not known to belong there."""
+        self.was_over = False
+        """The checkpoint is of a loop's end: random numbers go on as the script then draws."""
+        self.is_over = False
+        """The loop has ended, so a checkpoint is of no iteration's beginning."""
         self._mesh = rank.live.mesh()
         self._buckets = GradientBuckets(
             rank.live.models, has_trained=lambda: rank.step != rank.start_step
@@ -80,6 +87,8 @@ class TrainingPosition:
             "step": rank.step, "lead": rank.lead_resumed + rank.lead, "data": self.position(),
             "mesh": self._mesh, "nan": self._known_nan,
         }  # fmt: skip
+        if self.is_over or (rank.total is not None and rank.step >= rank.total):
+            progress["over"] = True
         layouts = self._buckets.layouts()
         if layouts:
             progress["buckets"] = layouts
@@ -125,6 +134,8 @@ class TrainingPosition:
         before `finish_restore`.
         """
         generators = self._generators
+        if begins:
+            self._resumed_rng = None
         is_early = self._deferred and not (trains and self._saved_rng is None)
         if generators.has_begun or is_early:
             return
@@ -144,6 +155,11 @@ class TrainingPosition:
                 raise
             text = f"the script's own random generators are not saved: {error!r:.200}"
             self._rank.say(text, always=True)
+
+    def put_random_back(self) -> None:
+        """The loop may begin here: random numbers drawn since `attach` are of no iteration."""
+        if self._resumed_rng is not None:
+            set_rng_state(self._resumed_rng)
 
     def finish_restore(self) -> None:
         """As `Session.finish_restore`, for the script's own generators too."""
@@ -169,9 +185,13 @@ class TrainingPosition:
             )
         if name in self.loaders and not replace:
             raise ConfigError(f"ckpt.loader(name={name!r}): there is one of that name already")
-        loader = EpochLoader(
-            dataloader, ahead=ahead, begin=self.finish_restore, first=self._begin_pass
-        )
+
+        def begin() -> None:
+            self.finish_restore()
+            if loader.resumes:  # at an epoch's edge the script may seed between two passes
+                self.put_random_back()
+
+        loader = EpochLoader(dataloader, ahead=ahead, begin=begin, first=self._begin_pass)
         saved = self._saved_places.pop(name, None)
         if saved is not None:
             loader.load(saved)
@@ -188,12 +208,13 @@ class TrainingPosition:
             place = progress["data"]
             self._saved_places = dict(place.get("loaders", {ONLY: place}))
 
-    def _take_rng(self, rng: Any) -> None:
+    def _take_rng(self, rng: Any, *, is_over: bool) -> None:
         self._generators.expect(rng.get("script", {}))
         if self._deferred:
             self._saved_rng = rng
         else:
             set_rng_state(rng)
+            self._resumed_rng, self.was_over = None if is_over else rng, is_over
 
     def take_progress(self, resumed: Resumed) -> None:
         """Puts back what came with the checkpoint."""
@@ -207,7 +228,7 @@ class TrainingPosition:
             self.data.prepare()
         self._take_extra(resumed)
         if resumed.rng is not None:  # a checkpoint of another system has none
-            self._take_rng(resumed.rng)
+            self._take_rng(resumed.rng, is_over=bool(resumed.progress.get("over")))
         self._group_gradients(resumed.progress)
         if resumed.lossy:
             self._rank.say(lossy_notice(f"checkpoint {resumed.generation}", resumed.lossy))

@@ -1,0 +1,145 @@
+"""Whether an iteration that is trained again draws the random numbers that it drew before.
+
+A process that dies behind a checkpoint has often trained the next iteration already.  It left a
+digest of its random state behind that iteration.  The process that resumes the checkpoint compares
+its own: equal digests show that nothing was drawn between the restored state and the loop.
+"""
+
+import hashlib
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from autockpt.executors.linux.signal_errors import is_from_handler
+from autockpt.executors.storage.event_log import events_in, newest_bytes
+from autockpt.session.base import RankState
+from autockpt.values import telemetry as t
+from autockpt.values.generation import Generation
+
+MARK_PAUSE_S = 0.02
+"""A mark takes up to 0.1 ms.  Checkpoints that follow one another faster have none."""
+SEARCHED_BYTES = 16 * 2**20
+"""So much of the telemetry's end is searched for the mark of the process before."""
+DIGEST_BYTES = 16
+DIFFERS = (
+    "the first iteration behind the restart (step {step}) drew other random numbers than the same "
+    "iteration before it, so this resume is not bit for bit. Usual causes: numbers drawn between "
+    "attach and the loop, a batch fetched ahead, numbers that depend on the time. Call attach "
+    "behind the first and fetch each batch within its iteration"
+)
+
+
+class ReplayCheck:
+    """Leaves the marks of one rank, and compares the first one behind a resume."""
+
+    def __init__(self, rank: RankState) -> None:
+        self._rank = rank
+        self._saved: Generation | None = None
+        """Whose next iteration gets a mark."""
+        self._is_resumed = False
+        """The training went on from it."""
+        self._marked_s = 0.0
+        self._mine = ""
+        """Of the first iteration, until it is compared."""
+        self._former: str | None = None
+        """Of the same iteration in the process before; "": it left none.  None: not known yet."""
+
+    def resumed(self, generation: Generation | None) -> None:
+        """The training goes on from there; the mark of the process before is looked for."""
+        if generation is None:
+            return
+        self._saved, self._is_resumed = generation, True
+        path = Path(self._rank.job.telemetry_path)
+
+        def look() -> None:
+            self._former = former_mark(path, generation, self._rank.job.world_size)
+
+        threading.Thread(target=look, name="autockpt-replay", daemon=True).start()
+
+    def saved(self, generation: Generation) -> None:
+        """A checkpoint of this boundary began."""
+        self._saved = generation
+
+    def boundary(self, step: int) -> None:
+        """An iteration ended.  Raises nothing."""
+        if self._saved is not None and step > self._saved.step:
+            saved, self._saved = self._saved, None
+            if step == saved.step + 1:
+                self._mark(saved, step)
+        if self._mine and self._former is not None:
+            self._compare(step)
+
+    def _mark(self, saved: Generation, step: int) -> None:
+        is_first, self._is_resumed = self._is_resumed, False
+        now = time.monotonic()
+        if not is_first and now < self._marked_s + MARK_PAUSE_S:
+            return
+        self._marked_s = now
+        try:
+            digest = state_digest(self._rank.live.random_state())
+        except Exception as error:
+            if is_from_handler(error):
+                raise
+            return
+        job = self._rank.job
+        self._rank.emit(
+            t.RandomMarked(
+                at_s=now, rank=job.rank, generation=str(saved), step=step,
+                world_size=job.world_size, digest=digest,
+            )
+        )  # fmt: skip
+        if is_first:
+            self._mine = digest
+
+    def _compare(self, step: int) -> None:
+        mine, self._mine = self._mine, ""
+        if not self._former:
+            return
+        rank, start = self._rank.job.rank, self._rank.start_step
+        equal, now = self._former == mine, time.monotonic()
+        self._rank.emit(t.ReplayChecked(at_s=now, rank=rank, step=start + 1, equal=equal))
+        if not equal and rank == 0:
+            self._rank.report_degraded("replay", DIFFERS.format(step=start + 1))
+
+
+def former_mark(path: Path, generation: Generation, world_size: int) -> str:
+    """The newest mark behind a checkpoint in the telemetry of a rank; "": there is none."""
+    found = ""
+    for event in events_in(newest_bytes(path, SEARCHED_BYTES)):
+        of_it = event.get("event") == "RandomMarked" and event.get("generation") == str(generation)
+        if of_it and event.get("world_size") == world_size:
+            found = str(event.get("digest", ""))
+    return found
+
+
+def state_digest(state: Any) -> str:
+    """Of nested dicts and lists of arrays, tensors and numbers: equal for equal values."""
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    _feed(digest, state)
+    return digest.hexdigest()
+
+
+def _feed(digest: "hashlib.blake2b", value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().contiguous().numpy()
+    if isinstance(value, np.ndarray):
+        digest.update(f"{value.dtype.str}{value.shape}".encode())
+        digest.update(np.ascontiguousarray(value).data)
+    elif isinstance(value, Mapping):
+        for key in sorted(value, key=str):
+            digest.update(f"{key}=".encode())
+            _feed(digest, value[key])
+        digest.update(b"}")
+    elif isinstance(value, list | tuple):
+        for one in value:
+            _feed(digest, one)
+        digest.update(b"]")
+    elif isinstance(value, str | bytes | int | float | np.generic | None):
+        digest.update(f"{value!r},".encode())
+    else:
+        digest.update(type(value).__qualname__.encode())
