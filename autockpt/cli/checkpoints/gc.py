@@ -74,11 +74,12 @@ def pin(console: Console, path: str, name: str, generation: str | None, remove: 
 
     if remove and generation is not None:
         raise OptionError("--remove takes the name alone; leave --generation out")
+    if not remove:
+        require_pin_name(name)
     directory = CheckpointDirectory(find_place(path, in_store=True).directory)
     if remove:
         kept = directory.unpin(name)
     else:
-        require_pin_name(name)
         kept = Generation.from_name(os.path.basename(generation_folder(path, generation)))
         directory.pin(kept, name)
     what = "is not pinned any more" if remove else f"is pinned as {name} and stays"
