@@ -82,11 +82,12 @@ def _protected(
     from autockpt.values.goal import Goal
     from tests.contracts.adapter_contract import PLAN
 
+    case = Case(**config["case"])
+    rare = (*PLAN, "disk.interval=100000 steps") if case.option == "preempted" else PLAN
     ckpt = adapter.attach(
         model=model, optimizer=optimizer, scheduler=scheduler, data=loader,
-        goal=with_settings(Goal(), PLAN),
+        goal=with_settings(Goal(), rare),
     )  # fmt: skip
-    case = Case(**config["case"])
     if case.option == "elastic":
         _epochs(ckpt, loader, train, watch)
         return

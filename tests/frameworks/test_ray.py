@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from typing import ClassVar
 import psutil
 import pytest
 
+from autockpt.run_directory import RunDirectory
+from autockpt.values.telemetry import CheckpointDurable
 from tests.conftest import end_keeper, keeper_pids
 from tests.contracts.adapter_contract import (
     CASES,
@@ -146,12 +149,20 @@ def test_fewer_workers_go_on(tmp_path: Path) -> None:
     assert before | set(first_epoch) == set(range(SAMPLES))
 
 
-def test_an_announced_preemption_is_said_and_the_training_goes_on(tmp_path: Path) -> None:
-    """Not shown: that the checkpoint, which begins then, is durable."""
+def test_an_announced_preemption_makes_a_durable_checkpoint(tmp_path: Path) -> None:
+    """Nothing else makes one at that step, and the training goes on to its end."""
     case = Case(kill="node:5", ranks=2, option="preempted")
     with cluster(1, 1) as nodes:
         outcome = _disturbed(case, tmp_path, lambda: nodes.order("drain"), is_lost=False)
-    assert "Ray announces the preemption of 1 node(s)" in outcome.said
+    announced = re.search(
+        r"Ray announces the preemption of 1 node\(s\): a durable checkpoint begins at step (\d+)",
+        outcome.said,
+    )
+    assert announced, outcome.said[-6000:]
+    events = RunDirectory.open(_run(tmp_path)).events()
+    durable = {each.step for each in events if isinstance(each, CheckpointDurable)}
+    assert int(announced[1]) in durable
+    assert len(durable) < 8, "the plan itself makes few"
     assert set(outcome.ends) == {"0", "1"}
 
 
