@@ -64,6 +64,7 @@ TABLE: dict[str, dict[str, str]] = {
         "--archive": NAMES, "--generation": NAMES, "--original": NAMES, "--loss": "(",
     },
     "diff": {"--only": NAMES},
+    "keeper": {"--run-dir": NAMES, "--checkpoints": NAMES},
 }  # fmt: skip
 ARGUMENTS: dict[str, list[str]] = {
     "profile": ["t.py"], "run": ["t.py"], "drill": ["t.py"], "plan": ["--profile", "p"],
