@@ -29,7 +29,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from autockpt.executors.storage.shard_file import read_image, write_image
 from autockpt.policies.decide import decide
@@ -111,7 +110,7 @@ def main() -> None:
 def run(args: argparse.Namespace, folder: str) -> list[Row]:
     """All rows."""
     nbytes = args.megabytes * MIB
-    bytes_of = content(Path(folder), _state(nbytes), nbytes=nbytes)
+    bytes_of = content(folder, _state(nbytes), nbytes=nbytes)
     image = bytes_of.images(1, nbytes)
     profile = probed(bytes_of, image[0], folder, probe_s=args.probe_s, seed=args.seed)
     model = model_of(profile, nbytes)

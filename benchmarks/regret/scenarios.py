@@ -19,9 +19,15 @@ from autockpt.profiles.failures import estimate_rates
 from autockpt.values.failure import FailureRecord
 from autockpt.values.goal import Goal
 from autockpt.values.plan import safe_default_plan
+from autockpt.values.profile import Estimate, RecoveryTimes
 
 MOST_WASTE = 0.5
 """A job that loses half of its time whatever one does is drawn again: no interval helps it."""
+AT_ONCE = Estimate(value_s=0.0, source="assumed")
+NO_OUTAGE = RecoveryTimes(
+    detect=AT_ONCE, restart=AT_ONCE, restore_memory=AT_ONCE, restore_disk=AT_ONCE
+)
+"""Gaps between failures are of all time here, so no rate is converted from that of training."""
 Plan = tuple[Tiers, int, int]
 """Tiers as they are, and intervals (memory, disk) in iterations; memory 0: off."""
 
@@ -99,7 +105,7 @@ def learned(scenario: Scenario, gaps_s: np.ndarray, alive: np.ndarray) -> Rates:
         )
         for gap_s, lives in zip(gaps_s, alive, strict=True)
     ]
-    return split_rates(estimate_rates(records, nodes=scenario.nodes), Goal())
+    return split_rates(estimate_rates(records, nodes=scenario.nodes), Goal(), NO_OUTAGE)
 
 
 def default(scenario: Scenario) -> Plan:

@@ -88,10 +88,11 @@ def keeper(console: Console, run_dir: str, node: int | None, checkpoints: str | 
     over = threading.Event()
     for announced in (signal.SIGTERM, signal.SIGINT):
         signal.signal(announced, lambda *_: over.set())
-    told = 0
+    told, run_id = 0, ""
     while not over.is_set():
-        ensure_keeper(path, node, checkpoints=place)
+        ensure_keeper(path, node, checkpoints=place, run_id=run_id)
         status = keeper_status(path, node)
+        run_id = run_id or (status.run_id if status is not None else "")
         if status is not None and status.pid != told:
             told = status.pid
             console.say(f"keeper of node {node}: process {told}, checkpoints in {place}")

@@ -157,18 +157,18 @@ def release_keeper(run_directory: str, node: int, *, wait_s: float = 60.0) -> bo
     return False
 
 
-def keeper_status(run_directory: str, node: int) -> Status | None:
+def keeper_status(run_directory: str, node: int, *, answer_s: float = ANSWER_S) -> Status | None:
     """Return the keeper's status, or None without an answer."""
     try:
-        connection = connect(run_directory, node, timeout_s=ANSWER_S)
+        connection = connect(run_directory, node, timeout_s=answer_s)
     except OSError:
         return None
-    return _ask(connection, leave=False)
+    return _ask(connection, leave=False, answer_s=answer_s)
 
 
-def _ask(connection: Connection, *, leave: bool) -> Status | None:
+def _ask(connection: Connection, *, leave: bool, answer_s: float = ANSWER_S) -> Status | None:
     try:
-        connection.sock.settimeout(ANSWER_S)
+        connection.sock.settimeout(answer_s)
         connection.send(StatusWanted(leave_when_drained=leave))
         for message, _ in connection.receive():
             if isinstance(message, Status):

@@ -728,6 +728,7 @@ class Keeper:
     def _answer_status(self, connection: wire.Connection) -> None:
         status = wire.Status(
             pid=os.getpid(),
+            run_id=self._run_id,
             term=self._term,
             trainers=tuple(sorted(self._trainers.live)),
             memory_committed=self._standing.memory_committed,
@@ -783,7 +784,8 @@ class Keeper:
         node = self._protocol.state
         if node.nodes and self._node == node.coordinator and self._term:
             state = self._coordinator.state
-            self._standing.write(now_s, state.catalogue, began_from=state.began_from(), last=last)
+            sound = [saved for saved, entry in state.catalogue.items() if not entry.corrupt]
+            self._standing.write(now_s, sound, began_from=state.began_from(), last=last)
 
     def _degrade(self, what: str, reason: str) -> None:
         self._log(f"degraded: {what}: {reason}")

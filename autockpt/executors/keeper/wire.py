@@ -420,6 +420,8 @@ class Status:
     slots_bytes: int
     protected: str = ""
     """Newest generation that survives the loss of a node."""
+    run_id: str = ""
+    """As in `SlotsGiven`."""
     peers: tuple[int, ...] = ()
     """Nodes whose keepers are connected to this one."""
     lost_peers: tuple[int, ...] = ()

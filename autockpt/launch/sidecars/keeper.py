@@ -1,14 +1,18 @@
 """The keeper of this node, as far as the launcher goes; the training never fails for it."""
 
+import contextlib
 import time
 
 from autockpt.console import Console
 from autockpt.launch.elastic.signals import Interrupted
 from autockpt.run_directory import RunDirectory
+from autockpt.values.errors import AutockptError
 
 WAIT_S = 60.0
 SEAL_S = 6.0
 LOOK_S = 0.01
+QUICK_S = 0.2
+"""For the connection, and again for the answer."""
 SHORT_S = 0.2
 """The keeper gets the message in any case; the launcher waits this long.  A keeper with nothing
 left to do is gone by then."""
@@ -63,20 +67,26 @@ class KeeperBeside:
         from autockpt.executors.keeper.launch import keeper_status
 
         deadline = time.monotonic() + SEAL_S
-        while time.monotonic() < deadline:
-            status = keeper_status(str(self._run.path), self._node)
-            if status is None or not status.sealing:
-                return
-            time.sleep(LOOK_S)
+        with contextlib.suppress(AutockptError, OSError):  # as where there is no keeper
+            while time.monotonic() < deadline:
+                status = keeper_status(str(self._run.path), self._node)
+                if status is None or not status.sealing:
+                    return
+                time.sleep(LOOK_S)
 
     def lost_nodes(self) -> tuple[int, ...]:
-        """Nodes to which the keeper of this one has lost the connection."""
+        """Nodes to which the keeper of this one has lost the connection; none where it is silent.
+
+        Raises nothing, and takes half a second at most: launchers wait for each other meanwhile.
+        """
         if self._node is None:
             return ()
         from autockpt.executors.keeper.launch import keeper_status
 
-        status = keeper_status(str(self._run.path), self._node)
-        return () if status is None else status.lost_peers
+        with contextlib.suppress(AutockptError, OSError):
+            status = keeper_status(str(self._run.path), self._node, answer_s=QUICK_S)
+            return () if status is None else status.lost_peers
+        return ()
 
     def release(self, by_s: float | None = None) -> None:
         """Tell it to leave when everything is on disk, and wait for that.

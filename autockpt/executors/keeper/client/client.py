@@ -517,7 +517,7 @@ class KeeperClient:
             return self._lent_for.pop((order.term, order.attempt), RestoreBuffers({}))
 
     def _take_slots(self, given: wire.SlotsGiven, descriptors: list[int]) -> None:
-        self.chunk_bytes, self._run_id = given.chunk_bytes, given.run_id
+        self.chunk_bytes, self._run_id = given.chunk_bytes, self._run_id or given.run_id
         known = 0
         if given.image_bytes == self.image_bytes and _same_memory(self.slots, descriptors):
             known = len(self.slots)

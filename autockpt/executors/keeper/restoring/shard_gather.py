@@ -155,7 +155,8 @@ class Gathering:
         if known is not None and not elsewhere:
             return known
         places = [x for x in self._places.get(shard, ()) if x.node != self._node]
-        places = places if known is None else places[1:]
+        if known is not None:
+            places = [x for x in places if x.node != known.places[0].node]
         if not places:
             raise AutockptError(f"no other memory has the shard of rank {shard}")
         # Ranks of different nodes ask different ones first.

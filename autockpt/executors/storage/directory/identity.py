@@ -43,7 +43,8 @@ class RunIdentity:
     def open(self, run_id: str = "") -> str:
         """Creates the directory if needed; the run id.  Raises StorageError.
 
-        `run_id`: of a run that lives, for a directory that has none.
+        `run_id`: of a run that lives.  A directory that has none takes it, and that of another run
+        raises StorageError.
         """
         path = self.path
         require_format(path)
@@ -67,8 +68,16 @@ class RunIdentity:
                 f"{self.path}: cannot be used for checkpoints: {path}: {error.strerror}; name "
                 "another directory with disk.path in the policy"
             ) from error
+        if run_id and run.run_id != run_id:
+            raise self._of_another(run.run_id, run_id)
         self.run = run
         return run.run_id
+
+    def _of_another(self, found: str, expected: str) -> StorageError:
+        return StorageError(
+            f"{self.path}: belongs to run {found} now, expected {expected}; give that run another "
+            "--run-dir"
+        )
 
     def _former_run(self) -> str:
         """The run whose RUN is gone from a store, as its COMMITs say; "": there is none yet.
@@ -129,7 +138,4 @@ class RunIdentity:
             publish(path, to_json(self.run).encode(), replace=False)
             found = from_json(RunFile, read_small(path), where=path)
         if found.run_id != self.run.run_id:
-            raise StorageError(
-                f"{self.path}: belongs to run {found.run_id} now, expected {self.run.run_id}; "
-                "give that run another --run-dir"
-            )
+            raise self._of_another(found.run_id, self.run.run_id)

@@ -5,8 +5,8 @@ places are free for a moment, and a spare node would take the place of one that 
 launcher that finds a whole job waits until one of its members is lost.  It then claims the place of
 that member.
 
-A member is lost when its signs of life have ended, as torchelastic sees it.  While ranks start
-again it is also lost when the keepers have no connection to its node, which takes half a second.
+A member is lost when its signs of life have ended, as torchelastic sees it, which takes 3 s.  While
+ranks start again half of that is enough where the keepers have no connection to its node either.
 
 What all launchers know stands in the rendezvous' store.
 """
@@ -24,6 +24,9 @@ from autockpt.launch.elastic.rendezvous.polls import poll_s
 PREFIX = "autockpt/members"
 LOOK_S = 0.1
 """How often a spare looks whether there is a place, and a member whether another one is lost."""
+SILENT_S = 1.5
+"""A launcher gives a sign of life each second: one that gave none for so long, and whose keeper has
+no connection, is lost.  Either alone is not enough: a keeper may die beside a living launcher."""
 ABSENT_S = 30.0
 """A member that has left the rendezvous and does not come again for so long is lost."""
 CLAIM_S = 60.0
@@ -33,6 +36,11 @@ SAID_AFTER = 50
 WAITS = (
     "all places of this job are taken: this node is a spare, and takes the place of the first node "
     "that is lost"
+)
+OVER = "the job has ended, and this spare node was not needed"
+STORE_GONE = (
+    "the node that keeps the rendezvous does not answer any more, as where a job has ended; this "
+    "spare node leaves"
 )
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -69,6 +77,8 @@ class Membership:
         self._meets = False
         """This launcher is in the rendezvous now."""
         self._looked_s = 0.0
+        self._signs: dict[Name, tuple[Any, float]] = {}
+        """Newest sign of life by member, and since when it has been the newest, CLOCK_MONOTONIC."""
         self._told: set[Name] = set()
         """Lost members that this launcher has told."""
         self._absent_s: dict[Name, float] = {}
@@ -105,6 +115,7 @@ class Membership:
         # torchelastic takes a state of up to a second ago for the present one.
         before, self._holder._cache_duration = self._holder._cache_duration, 0
         self._meets = True
+        self._signs.clear()
         try:
             yield
         finally:
@@ -144,10 +155,18 @@ class Membership:
         """
         if self._members is None or time.monotonic() < self._looked_s + LOOK_S:
             return
-        nodes = set(self._lost_nodes())
-        self._looked_s = time.monotonic()
+        self._looked_s = now_s = time.monotonic()
+        silent = set[Name]()
+        for node in state.participants:
+            sign, name = state.last_heartbeats.get(node), _name(node)
+            newest, since_s = self._signs.get(name, (None, now_s))
+            if newest != sign or sign is None:
+                self._signs[name] = (sign, now_s)
+            elif now_s >= since_s + SILENT_S:
+                silent.add(name)
+        nodes = set(self._lost_nodes()) if silent - {self.name} else set()
         lost = {name for number, name in self._members.names.items() if number in nodes}
-        there = [node for node in state.participants if _name(node) in lost - {self.name}]
+        there = [node for node in state.participants if _name(node) in lost & silent - {self.name}]
         for node in there:
             state.last_heartbeats[node] = LONG_AGO
             self._tell_lost(_name(node))
@@ -192,8 +211,12 @@ class Membership:
             else:
                 return
         except (RendezvousConnectionError, DistNetworkError):
-            pass
-        if looks:  # else the rendezvous says what is wrong
+            if looks:  # else the rendezvous says what is wrong
+                say(STORE_GONE)
+                raise NotNeeded(0) from None
+            return
+        if looks:
+            say(OVER)
             raise NotNeeded(0)
 
     def _has_place(self, most_nodes: int) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from autockpt.launch.elastic.rendezvous.membership import LOOK_S, Full, Membership, NotNeeded
+from autockpt.launch.elastic.rendezvous.membership import LOOK_S, Full, Membership
 
 LISTENING = "0A"
 """State of a socket in /proc/net/tcp."""
@@ -156,9 +156,5 @@ class Seated:
     def _await_place(self) -> None:
         self.leaves = True  # what ends a spare does not end the job
         most = getattr(getattr(self._handler, "settings", None), "max_nodes", 0)
-        try:
-            self._membership.await_place(most, self._say, self._idle)
-        except NotNeeded:
-            self._say("the job has ended, and this spare node was not needed")
-            raise
+        self._membership.await_place(most, self._say, self._idle)
         self.leaves = False

@@ -52,6 +52,8 @@ class Trial:
     """Snapshots of the run when it changed."""
     sends_s: tuple[float, ...] = ()
     """Of its exchanges, oldest first."""
+    slower: float = 1.0
+    """Speed of the link for which it changed, as `SchemeWatch.slower`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,16 +162,20 @@ def changed(
     expected = at_speed(old, slower) if old is not None else None
     times = sent_s / expected.peers.send_s if expected is not None and sent_s else 1.0
     undone = watch.trial is not None and is_placed_alike(watch.trial.before, now)
-    given_up = Barred(redundancy=placing(before), slower=slower)
+    # Under another scheme the same link may look faster or slower.
+    speeds = dict.fromkeys((slower, watch.trial.slower) if watch.trial is not None else (slower,))
+    given_up = [Barred(redundancy=placing(before), slower=each) for each in speeds]
     found = replace(
         watch,
         slower=slower,
         wanted=None,
-        trial=None if undone else Trial(before=before, before_times=times, sealed=sealed),
+        trial=None
+        if undone
+        else Trial(before=before, before_times=times, sealed=sealed, slower=slower),
         changed_s=at_s,
         changed_sealed=sealed,
     )
-    return replace(found, barred=(*found.barred, given_up)) if undone else found
+    return replace(found, barred=(*found.barred, *given_up)) if undone else found
 
 
 def exchanged(watch: SchemeWatch, send_s: float) -> SchemeWatch:

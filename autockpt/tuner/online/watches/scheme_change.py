@@ -59,6 +59,10 @@ def at_start(memory: Memory, outlook: Outlook, settings: ControllerSettings) -> 
     if at is not None and memory.seen.link.n >= KNOWN:
         slower = at.slower
     _weigh(memory, outlook, settings, slower)
+    watch, now = memory.scheme, memory.plan.redundancy
+    wanted = watch.wanted
+    if wanted is None or not scheme.has_room(watch, now, wanted.redundancy, memory.slots.host):
+        return None
     return _to_wanted(memory)
 
 
@@ -72,8 +76,8 @@ def due(
         why = scheme.regret(
             watch, now, outlook.waste_with, sealed=since, least_gain=settings.gain_floor
         ) or _slower(memory, outlook, settings)
-        if why:
-            before = watch.trial.before
+        before = watch.trial.before
+        if why and scheme.has_room(watch, now, before, memory.slots.host):
             return _change(memory, before, f"{why}: {said(now)} -> {said(before)}")
     if watch.wanted is None:
         return None

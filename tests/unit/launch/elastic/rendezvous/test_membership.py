@@ -149,6 +149,22 @@ def test_survivors_do_not_wait_for_a_node_that_keepers_have_lost(
     assert time.monotonic() < began_s + 30
 
 
+def test_a_living_member_without_a_keeper_sees_that_the_others_wait(
+    new_job: Callable[..., Job],
+) -> None:
+    """Its launcher gives signs of life, so its place in the last start is not taken away."""
+    job = new_job()
+    here, there = job.launcher("127.0.0.2"), job.launcher(LOST)
+    assert job.meet(here, there) == [0, 1]
+    job.lost_nodes.add(1)
+    waiting = job.goes(here)
+    time.sleep(2 * membership.SILENT_S)
+    assert there._handler.num_nodes_waiting() == 1
+    assert job.meet(there) == [1]
+    waiting.result(PATIENCE_S)
+    assert here.number == 0
+
+
 def test_a_member_that_comes_again_keeps_its_place_though_its_keeper_is_gone(
     new_job: Callable[..., Job],
 ) -> None:
