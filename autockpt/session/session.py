@@ -91,6 +91,8 @@ class Session:
         self._place = PlaceCheck(rank, position, closing, self, data, deferred=deferred)
         stopper = self._stopper = Stopper(rank, saver, last, closing, plans.switch)
         replay = self._replay = ReplayCheck(rank)
+        self._is_in_loop = False
+        """The script runs the body of `batches` or `steps`."""
         self._boundaries = closing.loop = Boundaries(
             rank, iterations, position, self._place, saver, plans, stopper, closing, holder, replay
         )
@@ -125,8 +127,10 @@ class Session:
             self._place.has_asked = not is_only_shown(sys._getframe(1))
         if not self._position.has_begun and not is_loop_ahead(self, sys._getframe(1), NAMED_LOOPS):
             # the loop may begin with the count; one that reads it again may have drawn
-            if not is_within_loop(sys._getframe(1)):
-                self._position.put_random_back()
+            if self._position.may_put_back:
+                frame = sys._getframe(1)
+                if not (is_within_loop(frame) or is_only_shown(frame)):
+                    self._position.put_random_back()
             self._position.look_for_generators(begins=False, again=is_in_loop(sys._getframe(1)))
         return self._rank.step
 
@@ -157,7 +161,9 @@ class Session:
             if not self._position.has_begun:
                 self._begin_training()
             self._let_build()
+            self._is_in_loop = True
             yield step
+            self._is_in_loop = False
             if rank.step != step:
                 continue
             if until is not None and step + 1 == until < total:
@@ -242,7 +248,11 @@ class Session:
         """
         if not self._rank.owns_boundary:
             self._iterations.begin_loop()
-        self._boundaries.run(self._rank.step + 1)
+        self._position.is_over = self._is_in_loop
+        try:
+            self._boundaries.run(self._rank.step + 1)
+        finally:
+            self._position.is_over = False
         return self._rank.step
 
     def save(self) -> None:

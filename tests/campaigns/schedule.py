@@ -41,7 +41,7 @@ FULL: dict[str, Full] = {
     "sigterm": Full(None, 2),
     "exact-ranks": Full(50, 9),
     "corruption": Full(1_000_000, 10.5),
-    "fuzz": Full(50_000_000, 35),
+    "fuzz": Full(50_000_000, 31),
     "random-kills": Full(20_000, 79),
 }
 """In the order of play: the protocol, which all others build on; random kills, which need their

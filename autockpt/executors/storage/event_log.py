@@ -29,14 +29,24 @@ def events_in(text: bytes) -> Iterator[dict[str, Any]]:
                 yield data
 
 
-def newest_bytes(path: Path, length: int) -> bytes:
-    """The last `length` bytes of a file; b"" where it cannot be read."""
+def newest_bytes(path: Path, length: int, *, end: int | None = None) -> bytes:
+    """The last `length` bytes of a file, or of its first `end` ones; b"" where none can be read."""
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - length))
-            return file.read()
+            end = os.fstat(file.fileno()).st_size if end is None else end
+            begin = max(0, end - length)
+            file.seek(begin)
+            return file.read(end - begin)
     except OSError:
         return b""
+
+
+def file_bytes(path: Path) -> int:
+    """Length of a file; 0 where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 class TelemetryWriter:

@@ -84,9 +84,14 @@ class PlaceCheck:
             )
 
     def warn_of_carried_values(self) -> None:
-        """An attached object of the script's may put them back; else the user reads of them."""
+        """An attached object of the script's may put them back; else the user reads of them.
+
+        With `attach` alone a model's call is the boundary, which may stand in a loop of its own.
+        """
         frame = sys._getframe(1)
-        if self._rank.job.rank or self.framework or framework_of(frame):
+        if self._rank.job.rank or not self._rank.owns_boundary:
+            return
+        if self.framework or framework_of(frame):
             return
         found = None if may_hold_place(self._rank.live.others.items()) else carried_values(frame)
         if found is not None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from autockpt.executors.linux.signal_errors import is_from_handler
-from autockpt.executors.storage.event_log import events_in, newest_bytes
+from autockpt.executors.storage.event_log import events_in, file_bytes, newest_bytes
 from autockpt.session.base import RankState
 from autockpt.values import telemetry as t
 from autockpt.values.generation import Generation
@@ -26,11 +26,12 @@ MARK_PAUSE_S = 0.02
 SEARCHED_BYTES = 16 * 2**20
 """So much of the telemetry's end is searched for the mark of the process before."""
 DIGEST_BYTES = 16
+MARKED = b'"RandomMarked"'
 DIFFERS = (
-    "the first iteration behind the restart (step {step}) drew other random numbers than the same "
-    "iteration before it, so this resume is not bit for bit. Usual causes: numbers drawn between "
-    "attach and the loop, a batch fetched ahead, numbers that depend on the time. Call attach "
-    "behind the first and fetch each batch within its iteration"
+    "the first iteration behind the restart (step {step}) left another random state than the same "
+    "iteration before it. Where the training draws random numbers, this resume is not bit for bit. "
+    "Usual causes: numbers drawn between attach and the loop, a batch fetched ahead, numbers that "
+    "depend on the time. Call attach behind the first and fetch each batch within its iteration"
 )
 
 
@@ -43,6 +44,8 @@ class ReplayCheck:
         """Whose next iteration gets a mark."""
         self._is_resumed = False
         """The training went on from it."""
+        self._restored = ""
+        """Of the restored state, before the first iteration."""
         self._marked_s = 0.0
         self._mine = ""
         """Of the first iteration, until it is compared."""
@@ -54,10 +57,13 @@ class ReplayCheck:
         if generation is None:
             return
         self._saved, self._is_resumed = generation, True
+        self._restored = self._digest()
         path = Path(self._rank.job.telemetry_path)
+        written = file_bytes(path)  # by the processes before
 
         def look() -> None:
-            self._former = former_mark(path, generation, self._rank.job.world_size)
+            world = self._rank.job.world_size
+            self._former = former_mark(path, generation, world, written=written)
 
         threading.Thread(target=look, name="autockpt-replay", daemon=True).start()
 
@@ -79,14 +85,9 @@ class ReplayCheck:
         now = time.monotonic()
         if not is_first and now < self._marked_s + MARK_PAUSE_S:
             return
-        self._marked_s = now
-        try:
-            digest = state_digest(self._rank.live.random_state())
-        except Exception as error:
-            if is_from_handler(error):
-                raise
+        self._marked_s, digest, job = now, self._digest(), self._rank.job
+        if not digest:
             return
-        job = self._rank.job
         self._rank.emit(
             t.RandomMarked(
                 at_s=now, rank=job.rank, generation=str(saved), step=step,
@@ -96,25 +97,46 @@ class ReplayCheck:
         if is_first:
             self._mine = digest
 
+    def _digest(self) -> str:
+        """Of the random state; of several GPUs the current one's.  "": it cannot be read."""
+        try:
+            state = dict(self._rank.live.random_state())
+            if "cuda" in state:
+                state["cuda"] = state["cuda"][torch.cuda.current_device()]
+            return state_digest(state)
+        except Exception as error:
+            if is_from_handler(error):
+                raise
+            return ""
+
     def _compare(self, step: int) -> None:
         mine, self._mine = self._mine, ""
-        if not self._former:
-            return
+        if self._former in ("", self._restored):
+            return  # there is none, or the iteration draws nothing
         rank, start = self._rank.job.rank, self._rank.start_step
         equal, now = self._former == mine, time.monotonic()
         self._rank.emit(t.ReplayChecked(at_s=now, rank=rank, step=start + 1, equal=equal))
-        if not equal and rank == 0:
-            self._rank.report_degraded("replay", DIFFERS.format(step=start + 1))
+        if equal:
+            return
+        reason = DIFFERS.format(step=start + 1)
+        if rank == 0:
+            self._rank.report_degraded("replay", reason)
+        else:  # one line is enough for all ranks
+            self._rank.emit(t.Degraded(at_s=now, rank=rank, what="replay", reason=reason))
 
 
-def former_mark(path: Path, generation: Generation, world_size: int) -> str:
-    """The newest mark behind a checkpoint in the telemetry of a rank; "": there is none."""
-    found = ""
-    for event in events_in(newest_bytes(path, SEARCHED_BYTES)):
+def former_mark(path: Path, generation: Generation, world_size: int, *, written: int) -> str:
+    """The first mark behind a checkpoint in the telemetry of a rank; "": there is none.
+
+    The first one is of the process that made the checkpoint.  `written`: bytes of the file before
+    this process.
+    """
+    text = newest_bytes(path, SEARCHED_BYTES, end=written)
+    for event in events_in(b"\n".join(line for line in text.splitlines() if MARKED in line)):
         of_it = event.get("event") == "RandomMarked" and event.get("generation") == str(generation)
         if of_it and event.get("world_size") == world_size:
-            found = str(event.get("digest", ""))
-    return found
+            return str(event.get("digest", ""))
+    return ""
 
 
 def state_digest(state: Any) -> str:

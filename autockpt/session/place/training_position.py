@@ -69,7 +69,7 @@ class TrainingPosition:
         self.was_over = False
         """The checkpoint is of a loop's end: random numbers go on as the script then draws."""
         self.is_over = False
-        """The loop has ended, so a checkpoint is of no iteration's beginning."""
+        """A loop has ended, or may: code behind it draws for the next iteration."""
         self._mesh = rank.live.mesh()
         self._buckets = GradientBuckets(
             rank.live.models, has_trained=lambda: rank.step != rank.start_step
@@ -156,6 +156,11 @@ class TrainingPosition:
             text = f"the script's own random generators are not saved: {error!r:.200}"
             self._rank.say(text, always=True)
 
+    @property
+    def may_put_back(self) -> bool:
+        """The restored random state may still be put back where the loop begins."""
+        return self._resumed_rng is not None
+
     def put_random_back(self) -> None:
         """The loop may begin here: random numbers drawn since `attach` are of no iteration."""
         if self._resumed_rng is not None:
@@ -171,6 +176,7 @@ class TrainingPosition:
 
     def _begin_pass(self) -> None:
         """A loader's first batch is asked for, and the script will draw with it."""
+        self._resumed_rng = None
         if not self._generators.has_begun:
             self._look(sys._getframe(1))
             self._generators.has_drawn = True

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from autockpt.executors.state.rng import rng_state
 from autockpt.session.place.replay_check import former_mark, state_digest
@@ -64,6 +65,41 @@ def begun_at_the_count(ckpt: Any, own: random.Random, train: Train) -> None:
         ckpt.step()
 
 
+def drawn_between_loops(ckpt: Any, own: random.Random, train: Train) -> None:
+    """An order for each epoch, whose loop is left by `step()` and `break`."""
+    while ckpt.step_count < TOTAL:
+        torch.rand(3)
+        for step in ckpt.steps(TOTAL):
+            if train(step):
+                return
+            if (step + 1) % SAVED == 0:
+                ckpt.step()
+                break
+
+
+class Noise(Dataset[torch.Tensor]):
+    """Samples that draw in the training process."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.rand(())
+
+
+def two_loaders(ckpt: Any, own: random.Random, train: Train) -> None:
+    """Both draw, one behind the other; the second one does not rewind what the first one drew."""
+    loaders = [ckpt.loader(DataLoader(Noise()), name=name) for name in "ab"]
+    step = ckpt.step_count
+    for _ in range(loaders[0].epoch, 2):
+        for _ in zip(*loaders, strict=True):
+            if train(step):
+                return
+            step = ckpt.step()
+            if step == TOTAL:
+                return
+
+
 def drawn_behind_the_count(ckpt: Any, own: random.Random, train: Train) -> None:
     """Nothing shows that these numbers are drawn before the loop."""
     start = ckpt.step_count
@@ -77,6 +113,7 @@ def drawn_behind_the_count(ckpt: Any, own: random.Random, train: Train) -> None:
 Style = Callable[[Any, random.Random, Train], None]
 EXACT: list[Style] = [
     warmed_up, seeded, seeded_each_epoch, drawn_behind_each_epoch, begun_at_the_count,
+    drawn_between_loops, two_loaders,
 ]  # fmt: skip
 
 
@@ -149,9 +186,9 @@ def test_a_run_that_was_over_goes_on_with_what_its_script_seeds(
 
 
 def test_a_mark_is_of_one_checkpoint_and_number_of_ranks(tmp_path: Path) -> None:
-    """The newest one counts; torn lines, other events and missing files say nothing."""
+    """The first one counts; torn lines, later ones and missing files say nothing."""
     path, saved = tmp_path / "rank.jsonl", Generation(term=1, step=4)
-    assert former_mark(path, saved, 2) == ""
+    assert former_mark(path, saved, 2, written=99) == ""
 
     def mark(digest: str, generation: Generation = saved, ranks: int = 2) -> str:
         facts = {"event": "RandomMarked", "generation": str(generation), "world_size": ranks}
@@ -163,9 +200,10 @@ def test_a_mark_is_of_one_checkpoint_and_number_of_ranks(tmp_path: Path) -> None
         "[]\n",
         '{"event":',
     ]
-    path.write_text("".join([mark("old"), mark("new"), *others]))
-    assert former_mark(path, saved, 2) == "new"
-    assert former_mark(path, Generation(term=1, step=5), 2) == ""
+    first = "".join([*others[:2], mark("made it"), mark("resumed it"), *others[2:]])
+    path.write_text(first + "\n" + mark("this process", Generation(term=1, step=5)))
+    assert former_mark(path, saved, 2, written=len(first)) == "made it"
+    assert former_mark(path, Generation(term=1, step=5), 2, written=len(first)) == ""
 
 
 def test_equal_states_have_equal_digests() -> None:

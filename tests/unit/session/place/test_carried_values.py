@@ -3,12 +3,14 @@
 import linecache
 import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from autockpt.session.place.carried_values import CarriedValues, carried_values
+from autockpt.session.place.script_frames import is_within_loop
 
 FETCHED_AHEAD = """
     x, y = fetch()
@@ -192,3 +194,21 @@ def test_a_script_without_source_has_none() -> None:
     scope = {"ask": lambda: carried_values(sys._getframe(1)), "model": Model()}
     exec("for n in range(2):\n    found = ask()\n", scope)
     assert scope["found"] is None
+
+
+def test_a_loop_of_a_library_that_calls_the_script_counts(tmp_path: Path) -> None:
+    """As where a framework's loop calls a function of the script."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "driver.py").write_text("def run(do):\n    for _ in range(1):\n        do()\n")
+    answers: list[bool] = []
+    script = tmp_path / "script.py"
+    source = "def do():\n    ask()\n\nask()\nrun(do)\nfor _ in range(1):\n    do()\n"
+    library: dict[str, Any] = {"__name__": "driver"}
+    exec(compile((folder / "driver.py").read_text(), folder / "driver.py", "exec"), library)
+    scope = {
+        "__name__": "__main__", "run": library["run"],
+        "ask": lambda: answers.append(is_within_loop(sys._getframe(1))),
+    }  # fmt: skip
+    exec(compile(source, script, "exec"), scope)
+    assert answers == [False, True, True]
