@@ -21,6 +21,7 @@ methods of the one trainer that it is given:
 
 import copy
 import dataclasses
+import inspect
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -33,8 +34,10 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState, TrainerState
 
 import autockpt
+from autockpt.executors.state.live_state import Dispensable
 from autockpt.integrations.adapters import require_counters
 from autockpt.policies.interval.closed_forms import young_interval_s
+from autockpt.session.job import may_have_checkpoint
 from autockpt.values.errors import ConfigError
 
 WRAPPED = (
@@ -97,6 +100,8 @@ class _Protection:
         self._owed = False
         """A boundary stands behind the end of the epoch."""
         self._saved: Mapping[str, Any] = {}
+        self._beside: dict[str, Dispensable] = {}
+        """By name what was found beside the model."""
         self._looked = False
         """Callbacks were looked at for tensors that are not saved."""
         trainer.autockpt = None
@@ -117,8 +122,15 @@ class _Protection:
         except Exception as error:
             if not resume_from_checkpoint or self._asks_ours:
                 raise
+            if not may_have_checkpoint(
+                self._own_directory(self._trainings + 1), self._attached.get("goal")
+            ):
+                raise  # the script may train without it, and that is the first training then
             self._unreadable = error
-        return self._old["train"](None, *rest, **named)
+        try:
+            return self._old["train"](None, *rest, **named)
+        finally:
+            self._unreadable = None
 
     def get_train_dataloader(self) -> Any:
         """Remembers it: a session does not exist yet."""
@@ -132,6 +144,9 @@ class _Protection:
         self._end_former()
         self._prepared, self._per_epoch = None, per_epoch
         if trial is not None:
+            unreadable, self._asks_ours, self._unreadable = self._unreadable, True, None
+            if unreadable is not None:
+                raise unreadable
             print("autockpt: trials of a hyperparameter search are not protected", flush=True)
             return self._begun(self._old["_init_training_state"](
                 max_steps, per_epoch, epochs, resume, trial
@@ -143,14 +158,15 @@ class _Protection:
         self._ckpt = trainer.autockpt = self._attach()
         restored = self._ckpt.restored
         begins = theirs
-        if restored is None and self._unreadable is not None:
+        unreadable, self._unreadable = self._unreadable, None  # with its frames
+        if restored is None and unreadable is not None:
             self._end_former()
-            raise self._unreadable
+            raise unreadable
         if restored is not None:
-            if self._unreadable is not None:
+            if unreadable is not None:
                 print(
                     f"autockpt: goes on from its own checkpoint of step {restored.step}; "
-                    f"resume_from_checkpoint cannot be read: {self._unreadable!r:.200}",
+                    f"resume_from_checkpoint cannot be read: {unreadable!r:.200}",
                     flush=True,
                 )
             if resume is not None:
@@ -236,6 +252,7 @@ class _Protection:
 
     def finalize_training(self, *arguments: Any, **named: Any) -> Any:
         """End the session while the model still has the weights of the last step."""
+        self.begin_beside()
         if self._ckpt is not None:
             self._ckpt.finish_restore()  # nothing was left to train
             self._ckpt.close()
@@ -265,25 +282,38 @@ class _Protection:
     def _end_former(self) -> None:
         """Trainer begins anew in the same process: `auto_find_batch_size`, or a second train()."""
         self._trainings += 1
-        self._saved = {}
+        self._saved, self._beside = {}, {}
         if self._ckpt is not None:
             self._ckpt.close(final_checkpoint=False)
         self._ckpt = self._trainer.autockpt = None
 
     def _attach(self) -> Any:
-        trainer, run_dir = self._trainer, self._run_dir
-        if run_dir is not None and self._trainings > 1:
-            run_dir = os.path.join(run_dir, f"train-{self._trainings}")
+        trainer = self._trainer
+        self._beside = {
+            name: Dispensable(name, one, _say)
+            for name, one in _kept_beside(trainer, self._attached).items()
+        }
         return autockpt.attach(
             model=trainer.model_wrapped,
             optimizer=trainer.optimizer,
             scheduler=trainer.lr_scheduler,
             scaler=getattr(trainer.accelerator, "scaler", None),
-            run_dir=run_dir,
+            run_dir=self._own_directory(self._trainings),
             extra=self._extra,
             restore="tensors",
-            **(_kept_beside(trainer, self._attached) | self._attached),
+            **(self._beside | self._attached),
         )
+
+    def _own_directory(self, number: int) -> str | None:
+        """The run directory of a `train()`, by its number, where the script named one."""
+        if self._run_dir is None or number == 1:
+            return self._run_dir
+        return os.path.join(self._run_dir, f"train-{number}")
+
+    def begin_beside(self) -> None:
+        """Callbacks have built their objects: the state of the checkpoint goes in."""
+        for one in self._beside.values():
+            one.begin()
 
     def _protect_loader(self) -> None:
         """The loader inside accelerate's is ours; accelerate fetches one batch ahead of it."""
@@ -362,6 +392,7 @@ def _kept_beside(trainer: Any, attached: Mapping[str, Any]) -> dict[str, Any]:
     step.
     """
     given = {id(value) for value in attached.values()}
+    parameters = inspect.signature(autockpt.attach).parameters
     found: dict[str, Any] = {}
     for callback in trainer.callback_handler.callbacks:
         both = (getattr(callback, name, None) for name in ("state_dict", "load_state_dict"))
@@ -381,26 +412,42 @@ def _kept_beside(trainer: Any, attached: Mapping[str, Any]) -> dict[str, Any]:
         name: value for name, value in vars(trainer).items()
         if isinstance(value, torch.nn.Module) and stepped & set(map(id, value.parameters()))
     }  # fmt: skip
-    return found | {n: v for n, v in (modules | optimizers).items() if id(v) not in given}
+    for name, one in (modules | optimizers).items():
+        if id(one) not in given:
+            found[f"own_{name}" if name in parameters else name] = one
+    return found
+
+
+def _say(sentence: str) -> None:
+    print(f"autockpt: {sentence}", flush=True)
 
 
 def _unsaved(trainer: Any) -> list[tuple[str, str]]:
-    """(callback, attribute) of tensors in callbacks of the script that say no state."""
+    """(callback, attribute) of tensors in callbacks of the script that say no state.
+
+    Tensors of the model do not count.
+    """
+    own = _tensors_in([trainer.model, trainer.model_wrapped])
     return [
         (type(callback).__name__, name)
         for callback in trainer.callback_handler.callbacks
         if type(callback).__module__.partition(".")[0] not in ("transformers", "trl", "autockpt")
         and not hasattr(callback, "state_dict") and not isinstance(callback, ExportableState)
-        for name, value in vars(callback).items() if _holds_tensors(value, trainer)
+        for name, value in vars(callback).items() if _tensors_in(value) - own
     ]  # fmt: skip
 
 
-def _holds_tensors(value: Any, trainer: Any) -> bool:
-    if isinstance(value, torch.nn.Module):
-        return value is not trainer.model and value is not trainer.model_wrapped
+def _tensors_in(value: Any) -> set[int]:
+    """Ids of the tensors of an attribute: in a module, in a dict or a list of both, or itself."""
     parts = value.values() if isinstance(value, dict) else value
     parts = parts if isinstance(value, dict | list | tuple) else [value]
-    return any(isinstance(part, torch.Tensor) for part in parts)
+    found: set[int] = set()
+    for part in parts:
+        if isinstance(part, torch.nn.Module):
+            found |= {id(one) for one in (*part.parameters(), *part.buffers())}
+        elif isinstance(part, torch.Tensor):
+            found.add(id(part))
+    return found
 
 
 def _metrics(trainer: Any) -> dict[str, dict[str, list[float]]]:
@@ -425,6 +472,10 @@ class _Sums(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         """Before the first epoch."""
         self._protection.put_back_sums()
+
+    def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+        """Behind every callback's `on_train_begin`."""
+        self._protection.begin_beside()
 
 
 class AutockptCallback(TrainerCallback):  # type: ignore[misc]

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from autockpt.executors.keeper.launch import keeper_status, launches_here
@@ -18,7 +19,7 @@ from autockpt.executors.protocol import messages as p
 from autockpt.executors.storage.catalogue import require_found
 from autockpt.executors.storage.directory.claims import pid_start
 from autockpt.executors.storage.directory.directory import CheckpointDirectory
-from autockpt.job_directory import SAME_JOB, Placed, own_goal
+from autockpt.job_directory import SAME_JOB, Placed, own_goal, own_runs
 from autockpt.job_directory import place as put_in
 from autockpt.launch import rendezvous
 from autockpt.launch.given import given_launch
@@ -116,14 +117,12 @@ def current_job(
 ) -> Job:
     """The job as torchrun, `autockpt run` or a plain `python` started it."""
     environment = os.environ
-    script = os.path.splitext(os.path.basename("".join(sys.argv[:1]) or "run"))[0] or "run"
     given_by = given_launch()
-    named = environment.get("AUTOCKPT_RUN_DIR") or run_dir or (given_by and given_by.run_dir)
+    named, given = _named(run_dir)
     shared = "AUTOCKPT_RUN_DIR" in environment
     launch_id, launcher_pid = _launcher()
     number = of_this_process.number(run_dir, launch_id, shared=shared)
     place = place_of_rank(environment)
-    given = _as_text(named or os.path.join("runs", script))
     placed = _agreed_directory(given, place)
     path = within(placed.path, number)
     files = RunDirectory.create(path)
@@ -207,6 +206,41 @@ def current_job(
         profile_in_place=in_place,
         start=start,
     )
+
+
+def may_have_checkpoint(run_dir: str | None, goal: Goal | None) -> bool:
+    """Whether the coming attach may restore a checkpoint; changes nothing.
+
+    False is certain: no trainer has attached to such a run before, and no checkpoints lie there.
+    """
+    environment = os.environ
+    if "AUTOCKPT_RESUME_FROM" in environment or environment.get("AUTOCKPT_MODE") == "restore-plan":
+        return True
+    _, given = _named(run_dir)
+    shared = "AUTOCKPT_RUN_DIR" in environment
+    number = of_this_process.number(run_dir, _launcher()[0], shared=shared)
+    try:
+        runs = [Path(given), *own_runs(Path(given))]
+        return any(_may_hold(RunDirectory(within(str(run), number)), goal) for run in runs)
+    except (AutockptError, OSError):
+        return True
+
+
+def _may_hold(files: RunDirectory, goal: Goal | None) -> bool:
+    kept = files.read_goal()
+    goal = goal or _goal_of_environment(kept) or kept or Goal()
+    checkpoints = files.checkpoints(goal)
+    if files.attached or goal.is_in_store:
+        return True
+    return os.path.isdir(checkpoints) and bool(os.listdir(checkpoints))
+
+
+def _named(run_dir: str | None) -> tuple[str | None, str]:
+    """(the name that was given to the run directory, its path or that of the script's name)."""
+    script = os.path.splitext(os.path.basename("".join(sys.argv[:1]) or "run"))[0] or "run"
+    given_by = given_launch()
+    named = os.environ.get("AUTOCKPT_RUN_DIR") or run_dir or (given_by and given_by.run_dir)
+    return named or None, _as_text(named or os.path.join("runs", script))
 
 
 def begin_anew() -> None:

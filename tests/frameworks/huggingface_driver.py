@@ -92,10 +92,16 @@ def _sft(args: dict[str, Any], watch: Watch) -> Trainer:
 
 
 class Average(TrainerCallback):  # type: ignore[misc]
-    """Of the weights: it says its state as modules do."""
+    """Of the weights: it says its state as modules do, once a training has begun."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.mean = {name: one.clone() for name, one in model.named_parameters()}
+    def __init__(self) -> None:
+        self.mean: dict[str, torch.Tensor] = {}
+
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
+    ) -> None:
+        """Builds it."""
+        self.mean = {name: one.detach().clone() for name, one in model.named_parameters()}
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Behind each step."""
@@ -104,6 +110,8 @@ class Average(TrainerCallback):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The mean."""
+        if not self.mean:
+            raise RuntimeError("not built")
         return dict(self.mean)
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
@@ -153,7 +161,7 @@ def _trainer(args: dict[str, Any], case: Case, watch: Watch) -> Trainer:
     return kind(
         model=model, args=TrainingArguments(**args, **own), eval_dataset=data,
         train_dataset=_stream(data) if case.option == "stream" else data,
-        callbacks=[Counting(), *([Average(model)] if case.option == "beside" else [])],
+        callbacks=[Counting(), *([Average()] if case.option == "beside" else [])],
     )  # fmt: skip
 
 

@@ -1,6 +1,14 @@
 """The adapter contract in HuggingFace, with the real package."""
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from tests.contracts.adapter_contract import EDGE, AdapterContract, Framework
 from tests.contracts.adapter_process import Case
@@ -63,3 +71,139 @@ def test_a_trainer_is_protected_once() -> None:
 
     with pytest.raises(ConfigError, match="has no get_train_dataloader; transformers 5 is needed"):
         protect(object())
+
+
+SCRIPT = """
+import os, signal, sys, torch
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from autockpt.integrations import huggingface
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def forward(self, x, labels=None):
+        out = self.layer(x)
+        return {"loss": (out - labels).square().mean(), "logits": out}
+
+class Dies(TrainerCallback):
+    def on_step_begin(self, args, state, control, **_):
+        if "dies" in sys.argv and state.global_step == 30:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+class Average(TrainerCallback):
+    mean = 5.0
+    def state_dict(self):
+        return {"mean": self.mean}
+    def load_state_dict(self, state):
+        self.mean = state["mean"]
+
+class Odd(Average):
+    def state_dict(self):
+        return {"mean": object()}
+
+data = [{"x": torch.randn(4), "labels": torch.randn(1)} for _ in range(80)]
+own = [Dies()]
+own += [Average()] if "average" in sys.argv else []
+own += [Odd()] if "odd" in sys.argv else []
+torch.manual_seed(0)
+trainer = huggingface.protect(Trainer(
+    model=Net(), train_dataset=data, callbacks=own,
+    args=TrainingArguments(output_dir="own", use_cpu=True, report_to=[], disable_tqdm=True,
+        per_device_train_batch_size=2, max_steps=40, save_strategy="no",
+        remove_unused_columns=False, label_names=["labels"]),
+), run_dir="run")
+try:
+    trainer.train(resume_from_checkpoint="again" in sys.argv or None)
+except ValueError as error:
+    print("refused", error)
+    trainer.train()
+restored = trainer.autockpt.restored
+print("ended", trainer.state.global_step, "from", restored and restored.step)
+print("means", [c.mean for c in own[1:]])
+"""
+
+
+def _start(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(SCRIPT)
+    # The words say what fails, and make no other job of it.
+    return subprocess.run(
+        [sys.executable, "train.py", *words], cwd=folder, text=True, check=False, timeout=240,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, "PYTHONPATH": os.getcwd(), "AUTOCKPT_SAME_JOB": "1"},
+    )  # fmt: skip
+
+
+def test_a_first_start_that_asks_to_resume_is_resumed_later(tmp_path: Path) -> None:
+    """The script trains without a checkpoint where there is none: that is the first training."""
+    pytest.importorskip("transformers")
+    first = _start(tmp_path, "again", "dies")
+    assert first.returncode == -signal.SIGKILL, first.stdout
+    assert "refused No valid checkpoint found" in first.stdout
+    assert not (tmp_path / "run" / "train-2").exists()
+    second = _start(tmp_path, "again")
+    assert "ended 40 from" in second.stdout, second.stdout
+    assert "ended 40 from None" not in second.stdout
+    assert "goes on from its own checkpoint of step" in second.stdout
+    assert "refused" not in second.stdout
+
+
+def test_callbacks_come_and_go_between_starts(tmp_path: Path) -> None:
+    """One that the checkpoint lacks is named, as is one that cannot be saved."""
+    pytest.importorskip("transformers")
+    first = _start(tmp_path, "dies")
+    assert first.returncode == -signal.SIGKILL, first.stdout
+    second = _start(tmp_path, "average", "odd")
+    assert second.returncode == 0, second.stdout
+    assert "ended 40 from None" not in second.stdout
+    assert "callback_Average: is not in the checkpoint; the training goes on" in second.stdout
+    said = "callback_Odd: is not in the checkpoints, its state cannot be saved"
+    assert second.stdout.count(said) == 1
+    third = _start(tmp_path)
+    assert third.returncode == 0, third.stdout
+    assert "ended 40 from 40" in third.stdout
+
+
+def test_a_trial_that_fails_is_not_begun_again() -> None:
+    """Its error is its own, and no checkpoint of ours is asked for."""
+    pytest.importorskip("transformers")
+    from autockpt.integrations.huggingface import WRAPPED, protect
+
+    begun: list[object] = []
+
+    def train(resume: object, trial: object) -> None:
+        begun.append(resume)
+        trainer._init_training_state(1, 1, 1, resume, trial)
+        raise ValueError("of the training")
+
+    trainer = SimpleNamespace(
+        callback_handler=SimpleNamespace(callbacks=[]),
+        args=SimpleNamespace(gradient_accumulation_steps=1),
+        **{name: lambda *_: (0, 0) for name in WRAPPED} | {"train": train},
+    )
+    protect(trainer)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AUTOCKPT_RESUME_FROM", "one")  # a checkpoint of ours may be there
+        with pytest.raises(ValueError, match="of the training"):
+            trainer.train("own", {"lr": 1})
+    assert begun == ["own"]
+
+
+def test_tensors_of_the_model_in_callbacks_are_no_loss() -> None:
+    """They are in the checkpoint; a copy is not."""
+    pytest.importorskip("transformers")
+    from autockpt.integrations.huggingface import _unsaved
+
+    class Keeps:
+        def __init__(self, **kept: object) -> None:
+            vars(self).update(kept)
+
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    own = Keeps(
+        net=net, part=net[0], weights=list(net.parameters()), layers={"last": net[1]},
+        mean=net[1].running_mean,
+    )  # fmt: skip
+    copies = Keeps(copy=net[0].weight.detach().clone(), nets=[torch.nn.Linear(2, 2)])
+    handler = SimpleNamespace(callbacks=[own, copies])
+    trainer = SimpleNamespace(model=net, model_wrapped=net, callback_handler=handler)
+    assert _unsaved(trainer) == [("Keeps", "copy"), ("Keeps", "nets")]

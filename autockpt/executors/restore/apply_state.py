@@ -9,7 +9,7 @@ import torch
 from autockpt.executors.restore.plan.saved_optimizer import SavedGroup, SavedOptimizer
 from autockpt.executors.sharding.optimizers import state_of
 from autockpt.executors.state import state_tree
-from autockpt.executors.state.live_state import LiveState
+from autockpt.executors.state.live_state import Dispensable, LiveState
 from autockpt.executors.state.loader_rng import load_without_rng_draw
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 
@@ -47,16 +47,31 @@ def apply_state(restored: RestoredState, state: LiveState) -> dict[str, Any]:
     if restored.awaited is None:
         apply_structure(restored, state)
     missing = sorted(set(state.others) - set(skeleton["others"]))
-    if missing and not skeleton.get("partial"):
-        raise ConfigError(f"{missing[0]}: is not in the checkpoint; it was attached later")
-    for name, value in ((n, v) for n, v in state.others.items() if n not in missing):
-        load_without_rng_draw(
-            value, state_tree.decode(skeleton["others"][name], tensors, device, to_train=True)
-        )
+    strict = [name for name in missing if not isinstance(state.others[name], Dispensable)]
+    if strict and not skeleton.get("partial"):
+        raise ConfigError(f"{strict[0]}: is not in the checkpoint; it was attached later")
+    for name, value in state.others.items():
+        if name not in missing:
+            _apply_other(value, skeleton["others"][name], tensors, device)
+        elif isinstance(value, Dispensable) and not skeleton.get("partial"):
+            value.is_absent("is not in the checkpoint")
     return {
         "progress": state_tree.decode(skeleton["progress"], tensors, to_train=True),
         "rng": state_tree.decode(skeleton["rng"], tensors, to_train=True),
     }
+
+
+def _apply_other(
+    value: Any, saved: Any, tensors: dict[str, torch.Tensor], device: torch.device | None
+) -> None:
+    try:
+        decoded = state_tree.decode(saved, tensors, device, to_train=True)
+    except ConfigError as error:
+        if not isinstance(value, Dispensable):
+            raise
+        value.is_absent(str(error))
+        return
+    load_without_rng_draw(value, decoded)
 
 
 def apply_structure(restored: RestoredState, state: LiveState) -> None:

@@ -50,6 +50,60 @@ class Stateful(Protocol):
         """Takes what `state_dict` gave."""
 
 
+class Dispensable:
+    """An object without whose state a training goes on: found, and not attached by its owner.
+
+    The state of a checkpoint waits until `begin`, for an object that is built by then.
+    """
+
+    def __init__(self, name: str, inner: Any, say: Callable[[str], None]) -> None:
+        """`say` is given a sentence for people."""
+        self.inner = inner
+        self._name, self._say = name, say
+        self._begun, self._left_out = False, False
+        self._awaits: tuple[Any, ...] = ()
+        """The state that it is to have at the beginning, if there is one."""
+
+    def state_dict(self) -> Any:
+        """As the object says it, or the state that it is to have."""
+        return self._awaits[0] if self._awaits else self.inner.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        """Takes it at once, or at the beginning."""
+        self._awaits = (state,)
+        if self._begun:
+            self.begin()
+
+    def begin(self) -> None:
+        """The object is built; further calls change nothing."""
+        self._begun = True
+        awaited, self._awaits = self._awaits, ()
+        for state in awaited:
+            if state is None:
+                self.is_absent("the checkpoint has no state of it")
+                continue
+            try:
+                self.inner.load_state_dict(state)
+            except Exception as error:
+                self.is_absent(f"it did not take its saved state: {error!r:.200}")
+
+    def is_absent(self, why: str) -> None:
+        """Nothing could be restored."""
+        self._say(f"{self._name}: {why}; the training goes on with the object as it is")
+
+    def left_out(self, error: Exception) -> None:
+        """Its state could not be saved: said once, and not before the beginning."""
+        if self._begun and not self._left_out:
+            self._left_out = True
+            self._say(f"{self._name}: is not in the checkpoints, its state cannot be saved: "
+                      f"{error!r:.300}")  # fmt: skip
+
+
+def inner_objects(others: Iterable[Any]) -> list[Any]:
+    """Attached objects, and those inside a `Dispensable` in its place."""
+    return [one.inner if isinstance(one, Dispensable) else one for one in others]
+
+
 class LiveState:
     """References to a job's state; reads it, never owns it."""
 
@@ -376,10 +430,7 @@ class LiveState:
                 path: state_tree.encode(module.get_extra_state(), path, tensors)
                 for path, module in inventory.extras
             },
-            "others": {
-                name: state_tree.encode(_state_dict_of(name, value), name, tensors)
-                for name, value in self.others.items()
-            },
+            "others": {name: _encoded(name, value, tensors) for name, value in self.others.items()},
         }
         if self._built is not None and self._structure(inventory) != self._built:
             skeleton["rebuilt"] = True
@@ -431,14 +482,34 @@ class LiveState:
         self._built = self._structure(inventory)
         tensors.update(inventory.lazy)
         for name, tensor in tensors.items():
-            stored_form(tensor.dtype, tuple(tensor.shape))
-            if tensor.layout != torch.strided:
-                raise ConfigError(f"{name}: a {tensor.layout} tensor cannot be saved")
-            memory_of(name, local_part(tensor, inventory.holdings.get(name)))
+            _require_storable(name, tensor, inventory.holdings.get(name))
+
+
+def _require_storable(name: str, tensor: torch.Tensor, holding: LocalShard | None = None) -> None:
+    stored_form(tensor.dtype, tuple(tensor.shape))
+    if tensor.layout != torch.strided:
+        raise ConfigError(f"{name}: a {tensor.layout} tensor cannot be saved")
+    memory_of(name, local_part(tensor, holding))
 
 
 def _parts(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: one for path in tensors for name, one in parts_of(path, tensors[path])}
+
+
+def _encoded(name: str, value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """The skeleton of an attached object; None where a training goes on without it."""
+    if not isinstance(value, Dispensable):
+        return state_tree.encode(_state_dict_of(name, value), name, tensors)
+    own: dict[str, torch.Tensor] = {}
+    try:
+        skeleton = state_tree.encode(value.state_dict(), name, own)
+        for path, tensor in own.items():
+            _require_storable(path, tensor)
+    except Exception as error:
+        value.left_out(error)
+        return None
+    tensors.update(own)
+    return skeleton
 
 
 def _state_dict_of(name: str, value: Any) -> Any:

@@ -22,6 +22,7 @@ from autockpt.executors.linux.memory import Arena, require_headroom
 from autockpt.executors.linux.signal_errors import is_from_handler
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.snapshot.held_boundary import OWN_BYTES, HeldBoundary
+from autockpt.executors.state.live_state import inner_objects
 from autockpt.session.base import RankState
 from autockpt.session.job import Job
 from autockpt.session.place.training_position import TrainingPosition
@@ -273,5 +274,9 @@ def _obstacle(job: Job, others: Any) -> str:
         return "there is no other rank"
     if len(set(job.nodes)) > 1:
         return "the ranks are on several nodes"
-    foreign = [other for other in others if type(other).__module__.partition(".")[0] != "torch"]
+    foreign = [
+        other
+        for other in inner_objects(others)
+        if type(other).__module__.partition(".")[0] != "torch"
+    ]
     return f"{type(foreign[0]).__name__}, which is attached, is not torch's own" if foreign else ""

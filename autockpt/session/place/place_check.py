@@ -4,6 +4,7 @@ import os
 import sys
 from typing import Any
 
+from autockpt.executors.state.live_state import inner_objects
 from autockpt.executors.state.wrapping import unattached_schedulers
 from autockpt.session.base import RankState
 from autockpt.session.boundaries.loop_ahead import is_loop_ahead
@@ -77,7 +78,7 @@ class PlaceCheck:
     def warn_of_schedulers(self) -> None:
         """A restart would begin them anew, unless the script sees to that."""
         live = self._rank.live
-        for name in unattached_schedulers(live.optimizers, live.others.values()):
+        for name in unattached_schedulers(live.optimizers, inner_objects(live.others.values())):
             self._rank.say(
                 f"a {name} sets the optimizer's rates and is not attached, so a restart begins it "
                 "anew; add it: autockpt.attach(..., scheduler=...)"

@@ -14,7 +14,7 @@ from autockpt.executors.linux.memory import Arena
 from autockpt.executors.restore.apply_state import apply_state, left_as_built
 from autockpt.executors.restore.shard_sources import SlotSource
 from autockpt.executors.state import state_tree
-from autockpt.executors.state.live_state import LiveState
+from autockpt.executors.state.live_state import Dispensable, LiveState
 from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.executors.storage.directory.records import read_commit
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
@@ -439,6 +439,91 @@ def test_an_object_attached_later_is_named() -> None:
     fresh = LiveState.of(model=Module([("w", torch.zeros(4))]), ema=Holder({}))
     with pytest.raises(ConfigError, match="ema: is not in the checkpoint; it was attached later"):
         apply_state(restore_shard(chunks, fresh), fresh)
+
+
+class Average:
+    """Built when a training begins."""
+
+    def __init__(self) -> None:
+        self.mean: torch.Tensor | None = None
+
+    def state_dict(self) -> dict[str, object]:
+        """Raises AttributeError until it is built."""
+        return {"mean": self.mean.clone()}  # type: ignore[union-attr]
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Into what is built."""
+        self.mean.copy_(state["mean"])  # type: ignore[union-attr]
+
+
+def test_a_found_object_that_is_not_in_the_checkpoint_is_said() -> None:
+    """The training goes on; of an attached object it does not."""
+    chunks = in_memory(LiveState.of(model=Module([("w", torch.ones(4))])))
+    said: list[str] = []
+    found = Dispensable("ema", Average(), said.append)
+    fresh = LiveState.of(model=Module([("w", torch.zeros(4))]), ema=found)
+    apply_state(restore_shard(chunks, fresh), fresh)
+    assert said == ["ema: is not in the checkpoint; the training goes on with the object as it is"]
+
+
+def test_a_found_object_is_restored_when_it_is_built() -> None:
+    """And until then the state that it is to have is the one that is saved."""
+    said: list[str] = []
+    built = Average()
+    built.mean = torch.full((3,), 7.0)
+    model = Module([("w", torch.ones(4))])
+    saved = LiveState.of(model=model, ema=Dispensable("ema", built, said.append))
+    later = Average()
+    found = Dispensable("ema", later, said.append)
+    fresh = LiveState.of(model=Module([("w", torch.zeros(4))]), ema=found)
+    fresh.dry_encode()
+    apply_state(restore_shard(in_memory(saved), fresh), fresh)
+    assert later.mean is None
+    assert found.state_dict()["mean"].tolist() == [7.0] * 3
+    later.mean = torch.zeros(3)
+    found.begin()
+    assert later.mean.tolist() == [7.0] * 3
+    assert not said
+    later.mean.zero_()
+    found.begin()
+    assert later.mean.tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("bad", [None, object(), torch.zeros(2).to_sparse()])
+def test_a_found_object_that_cannot_be_saved_is_left_out_and_said_once(bad: object) -> None:
+    """It raises, or has something that no checkpoint holds; it may be built later."""
+    said: list[str] = []
+    average = Average()
+    found = Dispensable("ema", average, said.append)
+    live = LiveState.of(model=Module([("w", torch.ones(4))]), ema=found)
+    live.dry_encode()
+    assert not said
+    found.begin()
+    if bad is not None:
+        average.state_dict = lambda: {"fine": torch.ones(1), "bad": bad}  # type: ignore[method-assign]
+    for _ in range(2):
+        skeleton, tensors = live.extra({})
+        assert skeleton["others"] == {"ema": None}
+        assert "ema.fine" not in tensors
+    assert len(said) == 1
+    assert said[0].startswith("ema: is not in the checkpoints, its state cannot")
+    fresh = LiveState.of(model=Module([("w", torch.ones(4))]), ema=found)
+    apply_state(restore_shard(in_memory(live), fresh), fresh)
+    assert said[1:] == [
+        "ema: the checkpoint has no state of it; the training goes on with the object as it is"
+    ]
+
+
+def test_a_found_object_that_refuses_its_state_is_said() -> None:
+    """Of another shape, as an example."""
+    said: list[str] = []
+    average = Average()
+    average.mean = torch.zeros(2)
+    found = Dispensable("ema", average, said.append)
+    found.load_state_dict({"mean": torch.zeros(3)})
+    found.begin()
+    assert len(said) == 1
+    assert "did not take its saved state: RuntimeError" in said[0]
 
 
 def test_a_schedule_that_has_a_counter_goes_on() -> None:
