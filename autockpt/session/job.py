@@ -126,15 +126,18 @@ def current_job(
     placed = _agreed_directory(given, place)
     path = within(placed.path, number)
     files = RunDirectory.create(path)
-    kept = files.read_goal()
+    kept, first = files.read_goal(), RunDirectory(placed.path)
+    if number == 1 and kept is None and placed.suffix:
+        of_all = RunDirectory(given).read_goal()
+        if of_all is not None:
+            kept = _goal_of_own_run(of_all, given, placed.suffix, None)
+            files.write_goal(kept)
+    of_first = kept if number == 1 else first.read_goal()
     if policy is None and not shared:
-        policy = _goal_of_environment(kept)
-    policy = policy and _goal_of_own_run(policy, given, placed.suffix)
+        policy = _goal_of_environment(of_first)
+    policy = policy and _goal_of_own_run(policy, given, placed.suffix, of_first)
     if number > 1:
-        policy = _goal_within(RunDirectory(placed.path), policy, number)
-    elif kept is None and placed.suffix and (of_all := RunDirectory(given).read_goal()) is not None:
-        kept = _goal_of_own_run(of_all, given, placed.suffix)
-        files.write_goal(kept)
+        policy = _goal_within(first, policy, number)
     goal = policy or kept or Goal()
     launch_is_fresh = environment.get("AUTOCKPT_FRESH") == "1"
     if policy is not None:
@@ -442,13 +445,16 @@ def _own_store(path: str, checkpoints: str, job: same_job.Job, launch_id: str, t
         )
 
 
-def _goal_of_own_run(goal: Goal, named: str, suffix: str) -> Goal:
-    """The goal that was given for the named directory, in a run of the job's own."""
+def _goal_of_own_run(goal: Goal, named: str, suffix: str, kept: Goal | None) -> Goal:
+    """The goal that was given for the named directory, in a run of the job's own.
+
+    `kept`: the goal that the run has had so far, whose places are its own already.
+    """
     if not suffix:
         return goal
-    if goal.storage_path is not None:
+    if goal.storage_path is not None and (kept is None or goal.storage_path != kept.storage_path):
         goal = replace(goal, storage_path=RunDirectory(named).checkpoints(goal))
-    return own_goal(goal, suffix)
+    return own_goal(goal, suffix, kept=kept)
 
 
 def _domains_of(profile: Profile | None, nodes: tuple[int, ...]) -> FailureDomains | None:

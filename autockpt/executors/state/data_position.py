@@ -42,8 +42,9 @@ from autockpt.executors.state.sampler_state import (
 from autockpt.executors.state.shuffle_rng import (
     changed_values,
     data_generators,
-    drawing_generators,
     generator_state,
+    kept_generators,
+    order_generators,
     others_of,
     put_back,
     require_generators,
@@ -108,18 +109,29 @@ class DataPosition:
             _require_plain_loader(loader)
         self._built = {} if self._stateful else values_of(loader)
         """Numbers of samplers as the script made them."""
-        self._drawing = {} if self._stateful else drawing_generators(loader)
-        """Generators that loading a sample draws from, in this process."""
+        in_process = not self._stateful and not self.is_read_again and not loader.num_workers
+        self._ordering = order_generators(loader) if in_process else {}
+        """By place the generators of orders, where samples of this process may draw from them."""
+        self._sampling = data_generators(loader) if in_process else {}
+        """By place the generators that loading a sample draws from, in this process."""
         if self.is_read_again:
-            self._drawing = data_generators(loader, of_workers=True)
+            self._sampling = data_generators(loader, of_workers=True)
+        self._drawing = self._ordering | self._sampling
         self._began: dict[str, Any] = {}
         """Their states when this epoch began, and the epoch of the data set, where it is read again
         after a restart."""
         self._before: dict[str, Any] | None = None
-        """Their states before the newest batch, where that was given back."""
+        """States of `_sampling` before the newest batch, where that was given back.
+
+        Drawing the order again takes the other generators to where they were.
+        """
         self._before_newest: dict[str, Any] = {}
         self._unsaved: frozenset[str] = frozenset()
         """Generators of which the checkpoint that was resumed has no state."""
+        self._scripts: frozenset[str] = frozenset()
+        """Variables of the script of which it has none: another part of it may have that."""
+        self._is_loaded = False
+        """It has taken a state back."""
         self._goes_on: dict[str, Any] = {}
         """The states of the data set's generators behind the batches that are read again."""
 
@@ -142,7 +154,17 @@ class DataPosition:
 
     def drawn(self) -> dict[str, Any]:
         """States of the generators that loading a sample draws from."""
-        return {name: generator_state(one) for name, one in self._drawing.items()}
+        return _states_of(self._drawing)
+
+    def kept_generators(self, *, resumed: bool = False) -> list[Any]:
+        """The generators that are put back with this position.
+
+        `resumed`: there is a checkpoint, which need not have this position.
+        """
+        if resumed and not self._is_loaded:
+            return []
+        kept = kept_generators(self.loader)
+        return [one for name, one in kept.items() if name not in self._scripts]
 
     def draw_on(self, states: dict[str, Any]) -> None:
         """Puts states of `drawn` back.
@@ -153,13 +175,15 @@ class DataPosition:
         """
         if getattr(self.loader, "num_workers", 0) and not self.is_read_again:
             return
-        for name, state in states.items():
+        for name in states:
             if name not in self._drawing:
                 raise ConfigError(
                     f"data: the checkpoint has the state of the generator {name}, this data set "
                     "has none of that name; attach the data set that wrote it"
                 )
-            set_generator_state(self._drawing[name], state)
+        for name, one in self._drawing.items():  # one of both has the state that samples go on from
+            if name in states:
+                set_generator_state(one, states[name])
 
     def _own_state(self) -> Any:
         try:
@@ -183,6 +207,7 @@ class DataPosition:
 
         Raises ConfigError when this loader cannot go on with the samples that are left.
         """
+        self._is_loaded = True
         if "ranks" in state and isinstance(self.loader, Reshardable):
             self.epoch, self.index = state["epoch"], state["index"]
             self._load_stateful(self.loader.reshard_state(*state["ranks"]), None)
@@ -198,6 +223,9 @@ class DataPosition:
             require_generators(self.loader, self._shuffle, self._others)
             self._began, self._goes_on = state.get("began", {}), state.get("drawing", {})
             self._unsaved = frozenset(self._drawing.keys() - self._goes_on.keys())
+            own = (state.get("others") or state.get("between") or {}).get("own", {})
+            missing = kept_generators(self.loader).keys() - self._goes_on.keys() - own.keys()
+            self._scripts = frozenset(name for name in missing if name.endswith("()"))
             if not self.is_read_again:
                 self.draw_on(self._goes_on)
             self._resuming = self._shuffle is not None or self.index > 0 or self._start > 0
@@ -279,7 +307,7 @@ class DataPosition:
             if now is not None:
                 set_rng_state(now)
             self._stream = self.batches()
-        self._before, self._before_newest = None, self.drawn()
+        self._before, self._before_newest = None, _states_of(self._sampling)
         try:
             return next(self._stream)
         except Exception:
@@ -352,6 +380,9 @@ class DataPosition:
             put_back(self.loader, self._shuffle, self._others)
 
         drawn = {n: one for n, one in self.drawn().items() if n not in self._unsaved}
+        if not self.index:  # the first sample goes on behind the order
+            ordering = [id(one) for one in self._ordering.values()]
+            drawn = {n: one for n, one in drawn.items() if id(self._drawing[n]) not in ordering}
         clone, indices = _beginning_with(self.loader, self._indices_left)
         if not self._new_workers:
             indices.before_first = as_then  # the new iterator draws a seed that the old one did not
@@ -401,6 +432,10 @@ class DataPosition:
         return (
             rest if batches is None else BatchSampler(rest, batches.batch_size, batches.drop_last)
         )
+
+
+def _states_of(generators: dict[str, Any]) -> dict[str, Any]:
+    return {name: generator_state(one) for name, one in generators.items()}
 
 
 def _each(iterator: Iterator[Any]) -> Iterator[Any]:

@@ -158,11 +158,6 @@ class EpochLoader:
         self.__dict__["_resumed"] = list(zip(fetches, drawing, strict=True))
 
     @property
-    def wrapped_loader(self) -> Any:
-        """The loader that it iterates."""
-        return self._place.loader
-
-    @property
     def asked(self) -> bool:
         """The script has read where its loop begins."""
         return bool(self._asked)

@@ -7,6 +7,7 @@ shuffle the order of the epoch before.
 
 import contextlib
 import copy
+import dis
 import random
 from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
@@ -152,12 +153,14 @@ def _held(loader: Any) -> dict[str, Any]:
     """
     known = {id(generator) for generator in _given(loader)}
     found: dict[str, Any] = {}
-    for path, sampler in _samplers(loader):
-        for name, value in [*_attributes(sampler).items(), *_named_by(sampler)]:
-            kept = isinstance(value, GENERATORS) and not isinstance(value, random.SystemRandom)
-            if kept and id(value) not in known:
-                known.add(id(value))
-                found[f"{path}.{name}"] = value
+    samplers = _samplers(loader)
+    held = [(f"{path}.{n}", one) for path, each in samplers for n, one in _attributes(each).items()]
+    held += [(f"{path}.{n}", one) for path, each in samplers for n, one in _named_by(each)]
+    for name, value in held:
+        kept = isinstance(value, GENERATORS) and not isinstance(value, random.SystemRandom)
+        if kept and id(value) not in known:
+            known.add(id(value))
+            found[name] = value
     return found
 
 
@@ -176,9 +179,15 @@ def _named_by(owner: Any) -> Iterator[tuple[str, Any]]:
         codes = [function.__code__]
         for code in codes:  # which grows
             codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
-            for name in code.co_names:
-                if isinstance(function.__globals__.get(name), GENERATORS):
-                    yield f"{name}()", function.__globals__[name]
+            for name in code.co_names:  # of attributes too
+                value = function.__globals__.get(name)
+                if isinstance(value, GENERATORS) and name in _globals_in(code):
+                    yield f"{name}()", value
+
+
+def _globals_in(code: CodeType) -> set[str]:
+    loads = ("LOAD_GLOBAL", "LOAD_NAME")
+    return {one.argval for one in dis.get_instructions(code) if one.opname in loads}
 
 
 def _methods(kind: type) -> list[FunctionType]:
@@ -190,36 +199,45 @@ GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.Ran
 
 
 def data_generators(loader: Any, *, of_workers: bool = False) -> dict[str, Any]:
-    """Generators of the data set and of objects in it, by place.
+    """Generators of the data set and of objects in it, by place; orders may draw from them too.
 
     There is none with workers, because workers have copies.  `of_workers`: the ones that workers
     copy.
     """
     if loader.num_workers and not of_workers:
         return {}
-    known = {id(generator) for generator in (*_given(loader), *_held(loader).values())}
+    known, kinds = set[int](), set[type]()
     found: dict[str, Any] = {}
     inside = [("dataset", loader.dataset), ("collate_fn", loader.collate_fn)]
-    for path, one in inside:  # which grows
-        for name, value in [*_parts(one), *_named_by(one)]:
-            if id(value) in known or isinstance(value, random.SystemRandom):
-                continue
-            if isinstance(value, GENERATORS):
-                found[f"{path}.{name}"] = value
-            elif len(inside) < LOOKED_AT and hasattr(value, "__dict__") | isinstance(value, BOXES):
-                inside.append((f"{path}.{name}", value))
-            else:
-                continue
-            known.add(id(value))
+
+    def named_too(one: Any) -> list[tuple[str, Any]]:
+        parts, owner = _parts(one), getattr(one, "func", one)
+        if type(owner) not in kinds:  # methods are of the class: 60 tables are looked through once
+            parts = [*parts, *_named_by(one)]
+        if not isinstance(owner, FunctionType):
+            kinds.add(type(owner))
+        return parts
+
+    for parts in (_parts, named_too):  # a generator that is an attribute, too, has the name of that
+        for path, one in inside:  # which grows
+            for name, value in parts(one):
+                if id(value) in known or isinstance(value, random.SystemRandom):
+                    continue
+                is_box = hasattr(value, "__dict__") | isinstance(value, BOXES)
+                if isinstance(value, GENERATORS):
+                    found[f"{path}.{name}"] = value
+                elif len(inside) < LOOKED_AT and is_box:
+                    inside.append((f"{path}.{name}", value))
+                else:
+                    continue
+                known.add(id(value))
     return found
 
 
-def drawing_generators(loader: Any) -> dict[str, Any]:
-    """By place all that a batch may draw from, in this process: there is none with workers."""
-    if loader.num_workers:
-        return {}
+def order_generators(loader: Any) -> dict[str, Any]:
+    """By place the generators of orders, given ones first."""
     given = {f"generator{number}": one for number, one in enumerate(_given(loader))}
-    return given | _held(loader) | data_generators(loader)
+    return given | _held(loader)
 
 
 BOXES = (list, tuple, dict)
@@ -237,12 +255,11 @@ def _parts(one: Any) -> list[tuple[str, Any]]:
     return [] if isinstance(one, kinds) else list(_attributes(one).items())
 
 
-def kept_generators(loader: Any) -> list[Any]:
-    """All that the position of a loader puts back by itself."""
+def kept_generators(loader: Any) -> dict[str, Any]:
+    """By place all that the position of a loader puts back by itself."""
     if not isinstance(loader, DataLoader):
-        return []
-    held = [*_held(loader).values(), *data_generators(loader).values()]
-    return [*_given(loader), *held]
+        return {}
+    return order_generators(loader) | data_generators(loader)
 
 
 def _samplers(loader: Any) -> list[tuple[str, Any]]:

@@ -60,10 +60,14 @@ class ScriptGenerators:
 
         The script may have drawn from them meanwhile, as it does at every start.  After the first
         batch, or with `again`, only generators that were not found before get their states.
-        `known`: generators that a loader's position saves.
+        `known`: generators that a loader's position saves, so their states here are not needed.
         """
-        before = set(self._found)
-        self._take(list(_found(frame, models, {id(one) for one in known})), [*known])
+        before, theirs = set(self._found), {id(one) for one in known}
+        every = list(_found(frame, models))
+        self._take([(path, one) for path, one in every if id(one) not in theirs], theirs)
+        for path, one in every:
+            if id(one) in theirs and path not in self._found:
+                self._saved.pop(path, None)
         coming = [name for name in self._saved if name in self._found]
         if self.has_drawn or again:
             coming = [name for name in coming if name not in before]
@@ -77,9 +81,9 @@ class ScriptGenerators:
                 "it before attach"
             )
 
-    def _take(self, found: list[tuple[str, Any]], known: list[Any]) -> None:
+    def _take(self, found: list[tuple[str, Any]], theirs: set[int]) -> None:
         """Each keeps its first name; of several with one path the later ones get a mark."""
-        here, theirs = {id(one) for _, one in found}, {id(one) for one in known}
+        here = {id(one) for _, one in found}
         taken = {name: one for name, one in self._found.items() if id(one) not in theirs}
         named = {id(one) for one in taken.values()}
         for path, one in found:
@@ -150,9 +154,10 @@ class ScriptGenerators:
 
 
 def _found(
-    frame: types.FrameType | None, models: Mapping[str, torch.nn.Module], known: set[int]
+    frame: types.FrameType | None, models: Mapping[str, torch.nn.Module]
 ) -> Iterator[tuple[str, Any]]:
     """(name, generator), each once."""
+    known = set[int]()
     for path, one in _inside(_roots(frame, models)):
         is_drawn = isinstance(one, GENERATORS) and not isinstance(one, random.SystemRandom)
         if is_drawn and id(one) not in known | _GLOBAL:

@@ -17,7 +17,6 @@ from autockpt.executors.restore.resume import Resumed
 from autockpt.executors.state.data_position import DataPosition
 from autockpt.executors.state.epoch_loader import EpochLoader
 from autockpt.executors.state.rng import rng_mark, set_rng_state
-from autockpt.executors.state.shuffle_rng import kept_generators
 from autockpt.executors.storage.directory.records import lossy_notice
 from autockpt.session.base import RankState
 from autockpt.session.place.gradient_buckets import GradientBuckets
@@ -146,9 +145,10 @@ class TrainingPosition:
 
     def _look(self, frame: types.FrameType, *, again: bool = False) -> None:
         try:
-            loaders = [] if self.data is None else [self.data.loader]
-            loaders += [each.wrapped_loader for each in self.loaders.values()]
-            known = [generator for each in loaders for generator in kept_generators(each)]
+            places = [] if self.data is None else [self.data]
+            places += [each.place for each in self.loaders.values()]
+            resumed = self.restored is not None
+            known = [one for each in places for one in each.kept_generators(resumed=resumed)]
             self._generators.look(frame, self._rank.live.models, known, again=again)
         except Exception as error:
             if is_from_handler(error):

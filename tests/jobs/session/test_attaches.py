@@ -133,6 +133,28 @@ def test_a_numbered_run_has_the_goal_of_the_first_and_storage_of_its_own(
     assert [job.goal.remote.url for job in jobs] == ["file:///x", None, None]
 
 
+def test_a_numbered_run_keeps_its_place_under_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a second process, which is told the number of writers alone."""
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("AUTOCKPT_RUN_DIR", raising=False)
+    monkeypatch.setenv("AUTOCKPT_DISK_PATH", str(tmp_path / "store"))
+    places = []
+    for _ in range(2):
+        attaches = Attaches()
+        monkeypatch.setattr("autockpt.session.job.of_this_process", attaches)
+        for _ in range(2):
+            job = current_job()
+            places.append(os.path.relpath(job.checkpoints))
+            held = Held(job.run_directory, launch_id=job.incarnation.launch_id)
+            attaches.began(held, None, shared=False)
+        monkeypatch.delenv("AUTOCKPT_DISK_PATH", raising=False)
+        monkeypatch.setenv("AUTOCKPT_DISK_WRITERS", "2")
+    assert places == ["store", "store/attach-2"] * 2
+
+
 def test_a_run_that_this_process_attaches_again_is_another_round_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -280,6 +280,30 @@ def test_a_goal_that_a_script_gives_has_places_of_its_own(monkeypatch: pytest.Mo
     assert places[1] == places[2] != places[0]
 
 
+@pytest.mark.parametrize("is_of_all", [True, False])
+def test_an_own_run_keeps_its_place_under_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_of_all: bool
+) -> None:
+    """The place came from an environment that is gone, or from the goal of the named directory."""
+    monkeypatch.delenv("AUTOCKPT_RUN_DIR")
+    monkeypatch.setenv("AUTOCKPT_DISK_WRITERS", "2")
+    named, store = str(tmp_path / "r"), str(tmp_path / "ck")
+    if is_of_all:
+        RunDirectory.create(named).write_goal(Goal(storage_path=store))
+    else:
+        monkeypatch.setenv("AUTOCKPT_DISK_PATH", store)
+    jobs = []
+    for lr in ("1", "2", "2"):
+        monkeypatch.setattr(sys, "argv", [sys.argv[0], lr])
+        jobs.append(current_job(run_dir=named))
+        if lr == "2":
+            monkeypatch.delenv("AUTOCKPT_DISK_PATH", raising=False)
+    suffix = jobs[1].run_directory.removeprefix(named)
+    assert suffix
+    assert [job.checkpoints for job in jobs] == [store, store + suffix, store + suffix]
+    assert [job.goal.pins.writers for job in jobs] == [2, 2, 2]
+
+
 def test_a_user_may_say_that_it_is_the_same_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch.utils.data import (
 
 from autockpt.executors.state.data_position import DataPosition
 from autockpt.executors.state.rng import rng_state, set_rng_state
+from autockpt.session.place.script_generators import ScriptGenerators
 from autockpt.values.errors import ConfigError
 from tests.unit.executors.sharding.jobs import stored
 
@@ -306,6 +308,144 @@ def test_a_data_set_draws_a_batch_that_was_given_back_again() -> None:
     resumed = DataPosition(DataLoader(Drawing("own"), 4))
     resumed.load(saved)
     assert flat(resumed.next()) == expected
+
+
+class Noisy(Dataset[torch.Tensor]):
+    """Each sample draws from a generator that the loader may have too."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.noise = generator
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(index), float(torch.rand((), generator=self.noise))])
+
+
+@pytest.mark.parametrize("before", [1, 2, 5, 6])
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_orders_go_on_behind_a_batch_that_was_given_back(before: int, is_shared: bool) -> None:
+    """The order of its epoch was drawn, so a given generator stands behind that."""
+
+    def make() -> DataLoader[Any]:
+        given = torch.Generator().manual_seed(3)
+        data = Noisy(given if is_shared else torch.Generator().manual_seed(4))
+        return DataLoader(data, 4, shuffle=True, generator=given)
+
+    whole, ended, resumed = DataPosition(make()), DataPosition(make()), DataPosition(make())
+    expected = [flat(whole.next()) for _ in range(14)][before - 1 :]
+    for _ in range(before):
+        ended.next()
+    assert ended.give_back()
+    resumed.load(stored(ended.state()))
+    assert [flat(resumed.next()) for _ in expected] == expected
+
+
+rng = np.random.default_rng(1)
+"""Of a loop."""
+
+
+class SameName(Dataset[float]):
+    """Its attribute has the name of a global variable."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(2)
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __getitem__(self, index: int) -> float:
+        return float(self.rng.normal())
+
+
+def test_a_variable_with_the_name_of_an_attribute_is_the_loops() -> None:
+    """The position keeps the generator of the data set alone."""
+    loader = DataLoader(SameName(), 4)
+    position = DataPosition(loader)
+    assert [id(one) for one in position.kept_generators()] == [id(loader.dataset.rng)]  # type: ignore[attr-defined]
+    assert list(position.state()["drawing"]) == ["dataset.rng"]
+
+
+OUTSIDE = torch.Generator()
+"""As a script has one beside its classes."""
+
+
+class NamesOutside(Noisy):
+    """Draws from a global variable that a part of it has as well."""
+
+    def __init__(self) -> None:
+        self.part = Noisy(OUTSIDE)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.part[index] + torch.rand((), generator=OUTSIDE)
+
+
+class OrdersOutside(Sampler[int]):
+    """Its order is drawn from the global variable."""
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(ITEMS, generator=OUTSIDE).tolist()
+
+
+@pytest.mark.parametrize("sampler", [None, OrdersOutside()])
+@pytest.mark.parametrize("data", [NamesOutside, lambda: Noisy(OUTSIDE)])
+def test_a_position_with_names_of_attributes_alone_is_read(
+    data: Callable[[], Any], sampler: Any
+) -> None:
+    """As positions were before variables of methods counted."""
+
+    def make() -> DataPosition:
+        return DataPosition(DataLoader(data(), 4, sampler=sampler))
+
+    OUTSIDE.manual_seed(5)
+    written = make()
+    written.next()
+    saved, state = written.state(), OUTSIDE.get_state()
+    saved["drawing"] = {n: one for n, one in saved["drawing"].items() if not n.endswith("()")}
+    name = "dataset.part.noise" if data is NamesOutside else "dataset.noise"
+    assert list(saved["drawing"]) == [name]
+    OUTSIDE.manual_seed(6)
+    make().load(stored(saved))
+    assert torch.equal(OUTSIDE.get_state(), state)
+
+
+def test_a_variable_that_the_checkpoint_has_as_the_scripts_is_put_back() -> None:
+    """An older position lacks it; in the next checkpoint both have it, and nothing is missing."""
+
+    def noisy(rows: list[Any]) -> torch.Tensor:
+        return torch.stack(rows) + torch.rand((), generator=OUTSIDE)
+
+    def resumed(position: dict[str, Any], script: dict[str, Any]) -> tuple[Any, Any]:
+        OUTSIDE.manual_seed(6)
+        place, generators = (
+            DataPosition(DataLoader(DATA, 4, collate_fn=noisy)),
+            ScriptGenerators(said.append),
+        )
+        place.load(position)
+        generators.expect(script)
+        outside = OUTSIDE
+        assert outside is OUTSIDE
+        generators.look(sys._getframe(), {}, place.kept_generators(resumed=True))
+        generators.begin()
+        return place, generators
+
+    said: list[str] = []
+    OUTSIDE.manual_seed(5)
+    state = OUTSIDE.get_state()
+    written = DataPosition(DataLoader(DATA, 4, collate_fn=noisy)).state()
+    del written["drawing"]
+    place, generators = resumed(written, {"resumed.outside": state})
+    assert torch.equal(OUTSIDE.get_state(), state)
+    both = generators.states()
+    assert "resumed.outside" in both
+    _, generators = resumed(place.state(), {"resumed.outside": both["resumed.outside"]})
+    assert torch.equal(OUTSIDE.get_state(), state)
+    assert "resumed.outside" not in generators.states()
+    assert not said
 
 
 def test_a_data_set_without_the_generator_is_refused() -> None:
