@@ -34,7 +34,7 @@ def _behind_fragment(line: str) -> str:
 def _is_whole(line: str) -> bool:
     try:
         json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 

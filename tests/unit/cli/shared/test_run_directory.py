@@ -9,6 +9,7 @@ import pytest
 
 from autockpt.cli.shared.failure_import import read_failures
 from autockpt.cli.shared.plan_choice import decide, write
+from autockpt.profiles.imports import own_log
 from autockpt.run_directory import (
     RunDirectory,
     RunInfo,
@@ -265,3 +266,9 @@ def test_other_directories_are_not_runs(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(ConfigError, match="holds checkpoints alone, as `autockpt pull` makes them"):
         RunDirectory.open(tmp_path)
+
+
+def test_a_log_that_is_nested_too_deeply_is_no_log_of_ours() -> None:
+    """An error that names the line, and no RecursionError."""
+    with pytest.raises(ConfigError, match=r"failures\.jsonl:1"):
+        own_log.read("[" * 100_000 + "\n", where="failures.jsonl", nodes=1)
