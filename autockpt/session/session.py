@@ -162,8 +162,10 @@ class Session:
                 self._begin_training()
             self._let_build()
             self._is_in_loop = True
-            yield step
-            self._is_in_loop = False
+            try:
+                yield step
+            finally:  # the script may leave the loop here
+                self._is_in_loop = False
             if rank.step != step:
                 continue
             if until is not None and step + 1 == until < total:

@@ -1,4 +1,4 @@
-"""The running frames of the user's own code."""
+"""The user's own code among all that runs: its files, and its running frames."""
 
 import os
 import types
@@ -7,6 +7,13 @@ from collections.abc import Iterator
 from autockpt.session.boundaries.loop_ahead import is_in_loop
 
 _FOREIGN = ("site-packages", "dist-packages", os.path.dirname(os.__file__))
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+
+
+def is_script_file(file: str) -> bool:
+    """No file of Python, of an installed package, or of ours."""
+    path = os.path.abspath(file)
+    return not path.startswith(_OURS) and not any(part in path for part in _FOREIGN)
 
 
 def script_frames(frame: types.FrameType | None) -> Iterator[types.FrameType]:
@@ -36,5 +43,4 @@ def _outwards(frame: types.FrameType | None) -> Iterator[types.FrameType]:
 
 
 def _is_script(frame: types.FrameType) -> bool:
-    name, file = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
-    return name.split(".")[0] != "autockpt" and not any(part in file for part in _FOREIGN)
+    return is_script_file(frame.f_code.co_filename)

@@ -20,11 +20,10 @@ from autockpt.executors.linux.signal_errors import is_from_handler
 from autockpt.executors.state import state_tree
 from autockpt.executors.state.rng import generator_mark
 from autockpt.executors.state.shuffle_rng import GENERATORS, generator_state, set_generator_state
+from autockpt.session.place.script_frames import is_script_file
 
 MOST_OBJECTS, MOST_ITEMS, DEPTH = 2000, 100, 3
 """Objects of the script that are looked into, items of a list or dict, and objects in objects."""
-
-_FOREIGN = ("site-packages", "dist-packages", os.path.dirname(os.__file__))
 
 
 class ScriptGenerators:
@@ -175,7 +174,7 @@ def _roots(
 ) -> Iterator[tuple[str, Any]]:
     """Variables of the script: of its functions that run now, of its modules; modules of models."""
     while frame is not None:
-        if _is_script(frame.f_code.co_filename) and frame.f_code.co_name != "<module>":
+        if is_script_file(frame.f_code.co_filename) and frame.f_code.co_name != "<module>":
             for name, value in list(frame.f_locals.items()):
                 yield f"{frame.f_code.co_name}.{name}", value
         frame = frame.f_back
@@ -184,7 +183,7 @@ def _roots(
     for module_name, module in sorted(sys.modules.copy().items()):
         file = getattr(module, "__file__", None)
         here = file is not None and os.path.abspath(file).startswith(beside + os.sep)
-        if module is main or (here and _is_script(str(file))):
+        if module is main or (here and is_script_file(str(file))):
             prefix = "" if module is main else f"{module_name}."
             for name, value in list(vars(module).items()):
                 yield f"{prefix}{name}", value
@@ -229,13 +228,4 @@ def _is_own(kind: type) -> bool:
     if module is None or kind.__module__ == "builtins":
         return False
     file = getattr(module, "__file__", None)
-    return kind.__module__ == "__main__" or (file is not None and _is_script(file))
-
-
-def _is_script(file: str) -> bool:
-    """No file of Python, of an installed package, or of ours."""
-    path = os.path.abspath(file)
-    return not path.startswith(_OURS) and not any(part in path for part in _FOREIGN)
-
-
-_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+    return kind.__module__ == "__main__" or (file is not None and is_script_file(file))

@@ -6,6 +6,7 @@ docs/howto/frameworks/adapters.md says which moment is the right one.
 import copy
 import json
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable, Mapping
@@ -62,6 +63,7 @@ class TrainingPosition:
         self._saved_places: dict[str, Any] = {}
         """Of loaders that were not made yet, by name."""
         self._saved_rng: Any = None
+        self._thread = threading.get_ident()
         self._resumed_rng: Any = None
         """Put back by `attach`, and again where the loop begins: a script may have drawn meanwhile,
         as it does at every start.  None: it is not known to belong there."""
@@ -158,12 +160,15 @@ class TrainingPosition:
 
     @property
     def may_put_back(self) -> bool:
-        """The restored random state may still be put back where the loop begins."""
-        return self._resumed_rng is not None
+        """The restored random state may still be put back where the loop begins.
+
+        Not in a thread that watches the training: it may have begun meanwhile.
+        """
+        return self._resumed_rng is not None and threading.get_ident() == self._thread
 
     def put_random_back(self) -> None:
         """The loop may begin here: random numbers drawn since `attach` are of no iteration."""
-        if self._resumed_rng is not None:
+        if self.may_put_back:
             set_rng_state(self._resumed_rng)
 
     def finish_restore(self) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -65,6 +66,18 @@ def begun_at_the_count(ckpt: Any, own: random.Random, train: Train) -> None:
         ckpt.step()
 
 
+def watched_by_a_thread(ckpt: Any, own: random.Random, train: Train) -> None:
+    """Its reads of the count are of no place where the loop begins."""
+    for step in range(ckpt.step_count, TOTAL):
+        torch.rand(())
+        watch = threading.Thread(target=lambda: ckpt.step_count)
+        watch.start()
+        watch.join()
+        if train(step):
+            break
+        ckpt.step()
+
+
 def drawn_between_loops(ckpt: Any, own: random.Random, train: Train) -> None:
     """An order for each epoch, whose loop is left by `step()` and `break`."""
     while ckpt.step_count < TOTAL:
@@ -113,7 +126,7 @@ def drawn_behind_the_count(ckpt: Any, own: random.Random, train: Train) -> None:
 Style = Callable[[Any, random.Random, Train], None]
 EXACT: list[Style] = [
     warmed_up, seeded, seeded_each_epoch, drawn_behind_each_epoch, begun_at_the_count,
-    drawn_between_loops, two_loaders,
+    watched_by_a_thread, drawn_between_loops, two_loaders,
 ]  # fmt: skip
 
 

@@ -59,6 +59,12 @@ class Job:
             met.result(PATIENCE_S)
         return [one.number for one in launchers]
 
+    def two(self) -> tuple[Seated, Seated]:
+        """Members of a job of two nodes, which have met."""
+        here, there = self.launcher("127.0.0.2"), self.launcher(LOST)
+        assert self.meet(here, there) == [0, 1]
+        return here, there
+
     def end(self) -> None:
         """Nothing is left running."""
         for one in self.launchers:
@@ -101,8 +107,7 @@ def until(done: Callable[[], object]) -> None:
 def test_a_spare_takes_no_place_while_the_members_start_again(new_job: Callable[..., Job]) -> None:
     """torchelastic gives a place to the launcher that comes first, whose node holds nothing."""
     job = new_job()
-    here, there = job.launcher("127.0.0.2"), job.launcher(LOST)
-    assert job.meet(here, there) == [0, 1]
+    here, there = job.two()
     spare = job.goes(job.launcher("127.0.0.1"))
     until(lambda: job.said)
     assert "a spare" in job.said[0]
@@ -117,8 +122,7 @@ def test_a_spare_takes_no_place_while_the_members_start_again(new_job: Callable[
 def test_the_place_of_a_silent_member_goes_to_one_spare(new_job: Callable[..., Job]) -> None:
     """Of two; the survivor keeps its number."""
     job = new_job(silence_s=4)
-    here, lost = job.launcher("127.0.0.2"), job.launcher(LOST)
-    assert job.meet(here, lost) == [0, 1]
+    here, lost = job.two()
     spares = [job.launcher("127.0.0.1"), job.launcher("127.0.0.4")]
     coming = [job.goes(one) for one in spares]
     until(lambda: len(job.said) == 2)
@@ -135,8 +139,7 @@ def test_survivors_do_not_wait_for_a_node_that_keepers_have_lost(
 ) -> None:
     """The minute for a silent launcher has only begun, and the spare is told."""
     job = new_job(silence_s=60)
-    here, lost = job.launcher("127.0.0.2"), job.launcher(LOST)
-    assert job.meet(here, lost) == [0, 1]
+    here, lost = job.two()
     spare = job.launcher("127.0.0.1")
     coming = job.goes(spare)
     until(lambda: job.said)
@@ -154,8 +157,7 @@ def test_a_living_member_without_a_keeper_sees_that_the_others_wait(
 ) -> None:
     """Its launcher gives signs of life, so its place in the last start is not taken away."""
     job = new_job()
-    here, there = job.launcher("127.0.0.2"), job.launcher(LOST)
-    assert job.meet(here, there) == [0, 1]
+    here, there = job.two()
     job.lost_nodes.add(1)
     waiting = job.goes(here)
     time.sleep(2 * membership.SILENT_S)
@@ -170,8 +172,7 @@ def test_a_member_that_comes_again_keeps_its_place_though_its_keeper_is_gone(
 ) -> None:
     """It has left the rendezvous of the last start by itself, so it is alive."""
     job = new_job()
-    here, there = job.launcher("127.0.0.2"), job.launcher(LOST)
-    assert job.meet(here, there) == [0, 1]
+    here, there = job.two()
     job.lost_nodes.add(1)
     other = job.goes(there)
     time.sleep(3 * membership.LOOK_S)
@@ -198,8 +199,7 @@ def test_a_free_place_of_an_elastic_job_is_taken_at_once(new_job: Callable[..., 
 def test_a_spare_ends_with_the_job_and_does_not_end_it(new_job: Callable[..., Job]) -> None:
     """Neither as an error of its own."""
     job = new_job()
-    here, there = job.launcher("127.0.0.2"), job.launcher(LOST)
-    job.meet(here, there)
+    here, _ = job.two()
     spare = job.launcher("127.0.0.1")
     coming = job.goes(spare)
     until(lambda: job.said)
@@ -214,8 +214,7 @@ def test_a_spare_ends_with_the_job_and_does_not_end_it(new_job: Callable[..., Jo
 def test_a_launcher_of_a_job_that_is_over_is_told_so(new_job: Callable[..., Job]) -> None:
     """It is no spare that ends well: it has begun behind the end."""
     job = new_job()
-    here, there = job.launcher("127.0.0.2"), job.launcher(LOST)
-    job.meet(here, there)
+    here, _ = job.two()
     here.shutdown()
     with pytest.raises(RendezvousClosedError, match=r"^$"):
         job.goes(job.launcher("127.0.0.1")).result(PATIENCE_S)
