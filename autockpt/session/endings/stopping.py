@@ -143,7 +143,9 @@ class Stopper:
         return what if left_s is None else replace(what, saves="boundary", leave_s=left_s)
 
     def _say_announced(self, said: Announcement) -> None:
-        what = "makes a checkpoint of the coming step and stops"
+        # A launcher ends the other ranks of one that has died in the same way.
+        if_all = ", if all ranks come to it," if self._job.world_size > 1 else ""
+        what = f"makes a checkpoint of the coming step{if_all} and stops"
         if self._at_last.is_set():
             what = "waits for the last checkpoint and stops"
         within = f", within {said.answer.leave_s:.0f} s; a second signal ends it at once"
