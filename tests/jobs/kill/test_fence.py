@@ -127,6 +127,15 @@ class Bench:
                 return commit.parent
         return None
 
+    def discarded(self) -> dict[str, Any]:
+        """The one snapshot that was; the copy's thread gives the verdict behind the fence."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not (found := self.events("SnapshotDiscarded")):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        (event,) = found
+        return event
+
     def events(self, kind: str) -> list[dict[str, Any]]:
         """Telemetry of this rank."""
         self.ckpt._rank.telemetry.flush()
@@ -246,7 +255,7 @@ def test_a_change_behind_the_fence_discards_and_names(
     it.boundary()
     mutate(it.job.model)
     it.train()
-    (discarded,) = it.events("SnapshotDiscarded")
+    discarded = it.discarded()
     assert discarded["step"] == 2
     assert "model.again.weight" in discarded["reason"]
     assert "model.head" not in discarded["reason"]
