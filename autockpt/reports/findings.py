@@ -35,6 +35,8 @@ FEW_SAMPLES = 5
 """Fewer samples of an iteration have no spread."""
 SPREAD = 1.3
 """p90 over p10 of the iteration time above which the measurement is called unstable."""
+INEXACT = ("carried values", "data", "gradients", "iterations", "loop", "position", "replay")
+"""`Degraded.what` after which a resume may train otherwise."""
 
 Severity = Literal["high", "medium", "low"]
 
@@ -123,14 +125,21 @@ def degraded(facts: Facts) -> Finding | None:
     if not events:
         return Finding(id="degraded", severity="high", title="No part of autockpt failed",
                        evidence="no degraded event in the telemetry", passed=True)  # fmt: skip
-    first = events[0]
+    inexact = [event for event in events if event.what in INEXACT]
+    told = inexact or events
+    names = ", ".join(dict.fromkeys(event.what for event in told))
+    title = "A resume may train otherwise" if inexact else "Degraded during the run"
     return Finding(
         id="degraded",
-        severity="high",
-        title=f"{first.what} fell back",
-        evidence=f"{len(events)} events; the first: {first.reason}",
-        fix="run autockpt doctor; the training was not harmed, its protection may have been",
+        severity="high" if inexact else "low" if names == "keeper" else "medium",
+        title=f"{title}: {names}",
+        evidence=f"{_times(len(told))}; the first: {told[0].reason}",
+        fix=f"look up {names} under Degraded in docs/troubleshooting.md",
     )
+
+
+def _times(count: int) -> str:
+    return "one event" if count == 1 else f"{count} events"
 
 
 def replicas_disagree(facts: Facts) -> Finding | None:

@@ -20,6 +20,7 @@ from autockpt.reports.analysis.restarts import (
     cheapest_gain,
     restarts,
     usual_iteration_s,
+    with_replays,
     with_unseen_deaths,
 )
 from autockpt.reports.analysis.risk import Risk
@@ -31,7 +32,14 @@ from autockpt.reports.data import RunData
 from autockpt.reports.findings import Facts, Finding, findings
 from autockpt.reports.remarks import grouped
 from autockpt.reports.tiles import Tile, profile_tiles, run_tiles
-from autockpt.reports.verdict import Verdict, advised, profile_verdict, run_verdict, without_disk
+from autockpt.reports.verdict import (
+    Verdict,
+    advised,
+    losses,
+    profile_verdict,
+    run_verdict,
+    without_disk,
+)
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Profile
 from autockpt.values.telemetry import Event, ReplicasDisagreed, RunStarted
@@ -106,6 +114,13 @@ class ReportModel:
         ended = self.ending is not None and self.ending.state != "finished"
         return not self.protected and not ended
 
+    @property
+    def losses(self) -> str:
+        """What failures and the end cost; "": nothing."""
+        ended = self.ending
+        last = ended.loss if ended is not None and ended.state != "finished" else ""
+        return " ".join(s for s in (last, losses(self.restores, (), nothing=False)) if s)
+
 
 def build(data: RunData) -> ReportModel:
     """The report of a run, or of a profile when there are no events."""
@@ -156,6 +171,7 @@ def _run_report(data: RunData) -> ReportModel:
     if decision is not None:
         compared = _compared(events, data, decision)
     start_s, _ = span(events)
+    restores = with_replays(restores, events, start_s)
     witness = witness_of(events)
     found_restarts = restarts(events, witness, start_s)
     usual_s = profile.iteration_s.p50 if profile else usual_iteration_s(events, witness)

@@ -98,17 +98,17 @@ def _largest_tile(accounting: Accounting) -> Tile:
     parts = {name: s for name, s in accounting.parts().items() if name in COSTS}
     name = max(parts, key=lambda part: parts[part])
     if parts[name] <= 0:
-        return Tile(label="Largest loss", value="none", note="")
-    return Tile(label="Largest loss", value=COSTS[name], note=format_duration(parts[name]))
+        return Tile(label="Most time lost to", value="none", note="")
+    return Tile(label="Most time lost to", value=COSTS[name], note=format_duration(parts[name]))
 
 
 def _bottleneck_tile(data: RunData) -> Tile:
     if data.what_if is None:
-        return Tile(label="Largest loss", value="unknown", note="")
+        return Tile(label="Most time lost to", value="unknown", note="")
     parts = terms(data.what_if.point)
     name = max(parts, key=lambda part: parts[part])
     note = f"{format_fraction(parts[name])} of the time"
-    return Tile(label="Largest loss", value=COSTS[name], note=note)
+    return Tile(label="Most time lost to", value=COSTS[name], note=note)
 
 
 def _loss_tile(decision: Decision, profile: Profile | None) -> tuple[Tile, ...]:

@@ -221,7 +221,7 @@ def _achieved(
     return Verdict(
         headline="",
         cost=_cost(accounting),
-        lost=_losses(restores, ages, nothing=ended is None or ended.state == "finished"),
+        lost=losses(restores, ages, nothing=ended is None or ended.state == "finished"),
         detail=_against_plan(data, promises),
         confidence="high",
         confidence_reason="measured",
@@ -251,7 +251,7 @@ def _of(seconds: float, accounting: Accounting) -> str:
     return f"{format_duration(seconds)} ({format_fraction(share)})"
 
 
-def _losses(restores: Sequence[Restore], ages: Sequence[Age], *, nothing: bool) -> str:
+def losses(restores: Sequence[Restore], ages: Sequence[Age], *, nothing: bool) -> str:
     """Describe the losses at failures, and the largest that one could have caused."""
     failures = [restore for restore in restores if restore.failed_at_s is not None]
     unkept = [r for r in restores if r.failed_at_s is None and r.lost_steps]

@@ -97,8 +97,10 @@ class ReplayChecked(Event):
 
     step: int
     """Behind the iteration."""
-    equal: bool
-    """It left the same random state."""
+    equal: bool | None
+    """It left the same random state; None: there was nothing to compare."""
+    reason: str = ""
+    """Why it was not compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

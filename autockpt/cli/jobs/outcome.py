@@ -59,7 +59,7 @@ def finish(
         console.warn(f"no report was written: {why_not}")
         status = replace(status, report=None)
         run.write_status(status)
-    _say(run, status, script, console)
+    _say(run, status, script, console, lost="" if report is None else report.losses)
     console.object("run", {"run_dir": str(run.path), **to_data(status)})
     return ending.exit_code
 
@@ -139,7 +139,9 @@ def shown(path: str | os.PathLike[str]) -> str:
     return str(path) if relative.startswith("..") else relative
 
 
-def _say(run: RunDirectory, status: RunStatus, script: Script, console: Console) -> None:
+def _say(
+    run: RunDirectory, status: RunStatus, script: Script, console: Console, *, lost: str
+) -> None:
     attached = _is_attached(run)
     if status.state == "finished" and not attached:
         path = script.target if not script.module else script.shown
@@ -155,7 +157,9 @@ def _say(run: RunDirectory, status: RunStatus, script: Script, console: Console)
     if status.restarts:
         parts.append(f"after {status.restarts} restart{'s' * (status.restarts > 1)}")
     console.say(" ".join(parts))
-    if status.last_durable:
+    if lost:
+        console.say(f"lost: {lost}")
+    elif status.last_durable and run.durable_step() != status.last_step:
         console.say(f"newest durable checkpoint: {status.last_durable}")
     if status.last_protected:
         console.say(f"newest checkpoint that survives the loss of a node: {status.last_protected}")

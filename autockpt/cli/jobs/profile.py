@@ -149,7 +149,7 @@ def _conclude(run: "RunDirectory", script: Script, console: Console, tuned: "Fou
             "run_dir": str(run.path),
             "profile": to_data(measured),
             **plan_object(decision.plan, decision),
-            "report": report,
+            "report": None if report is None else str(run.report),
             **({"tune": tune_text.as_object(*tuned)} if tuned else {}),
         },
     )
@@ -163,7 +163,7 @@ def _conclude(run: "RunDirectory", script: Script, console: Console, tuned: "Fou
     if report is None:
         console.warn(f"no report was written: {why_not}")
     else:
-        console.result(f"report    {shown(report)}")
+        console.result(f"report    {shown(run.report)}")
     if tuned is not None:
         tune_text.print_found(console, *tuned)
     scale = plan_choice.Scale(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from autockpt.reports.analysis.replication import Protection
     from autockpt.reports.analysis.what_if import WhatIfCurve
     from autockpt.reports.data import RunData
+    from autockpt.reports.model import ReportModel
     from autockpt.values.status import DegradedTier
 
 
@@ -145,17 +146,18 @@ def what_if_of(decision: Decision | None) -> "WhatIfCurve | None":
     )
 
 
-def write_report(run: RunDirectory) -> str:
-    """Write report.html; its path.  Raises AutockptError when something cannot be read."""
+def write_report(run: RunDirectory) -> "ReportModel":
+    """Write report.html.  Raises AutockptError when something cannot be read."""
     from autockpt.reports import model
     from autockpt.reports.html import html
 
-    run.write_text(run.report.name, html.render(model.build(run_data(run))))
-    return str(run.report)
+    built = model.build(run_data(run))
+    run.write_text(run.report.name, html.render(built))
+    return built
 
 
-def try_report(run: RunDirectory) -> tuple[str | None, str]:
-    """`write_report` at the end of a run: (path or None, why not); never raises."""
+def try_report(run: RunDirectory) -> "tuple[ReportModel | None, str]":
+    """`write_report` at the end of a run: (the report or None, why not); never raises."""
     try:
         return write_report(run), ""
     except AutockptError as error:

@@ -49,6 +49,8 @@ class Restore:
     """Part of `down_s` that moved bytes back."""
     deaths: int = 1
     """Times that a rank died until it was back."""
+    replay: str = ""
+    """Whether the first iteration drew the random numbers of before; "": no event says it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,14 +12,16 @@ others are in `script`.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from autockpt.reports.analysis.accounting import Restore
 from autockpt.values.goal import RestartWish
 from autockpt.values.telemetry import (
     Event,
     FailureObserved,
     FirstIterationEnded,
     IterationsTimed,
+    ReplayChecked,
     ReplicaFetched,
     Restored,
     RunEnded,
@@ -202,6 +204,31 @@ def usual_iteration_s(events: Sequence[Event], witness: int | None) -> float | N
         if passed >= half:
             return mean_s
     return None
+
+
+def with_replays(
+    restores: Sequence[Restore], events: Sequence[Event], start_s: float
+) -> tuple[Restore, ...]:
+    """Return the restores with the comparison that each rank made behind its resume."""
+    begun_s = [start_s + restore.at_s for restore in restores]
+    ends_s = [*begun_s[1:], float("inf")]
+    checks = [event for event in events if isinstance(event, ReplayChecked)]
+    return tuple(
+        replace(restore, replay=_replay([c for c in checks if begin_s <= c.at_s < end_s]))
+        for restore, begin_s, end_s in zip(restores, begun_s, ends_s, strict=False)
+    )
+
+
+def _replay(checks: Sequence[ReplayChecked]) -> str:
+    """The worst of the ranks; those without anything to compare count last."""
+    differing = [check for check in checks if check.equal is False]
+    if differing:
+        ranks = ", ".join(str(rank) for rank in sorted({check.rank for check in differing}))
+        return f"no: differs from step {differing[0].step} on (rank {ranks})"
+    compared = next((check for check in checks if check.equal), None)
+    if compared is not None:
+        return f"yes: equal at step {compared.step}"
+    return f"not checked: {checks[0].reason}" if checks else ""
 
 
 UNSEEN = "before it attached, or as it ended: known by the restart that followed"

@@ -129,7 +129,7 @@ def _restores(model: ReportModel) -> list[str]:
         what = f"{restore.what} lost" if restore.what else "resumed"
         lines += _wrap(
             f"{format_duration(restore.at_s)}: {what}, back from {restore.source or 'scratch'} at "
-            f"step {restore.step}; {_cost(restore)}",
+            f"step {restore.step}; {_cost(restore)}{_replay(restore)}",
             "  ", "    ",
         )  # fmt: skip
     return ["Failures and restores", *lines] if lines else []
@@ -141,6 +141,10 @@ def _cost(restore: Restore) -> str:
         return "nothing lost"
     lost = f"{restore.lost_steps} steps ({format_duration(restore.lost_s)}) lost"
     return f"{lost}, down {format_duration(restore.down_s)}"
+
+
+def _replay(restore: Restore) -> str:
+    return f"; random numbers as before: {restore.replay}" if restore.replay else ""
 
 
 def _restarts(model: ReportModel) -> list[str]:

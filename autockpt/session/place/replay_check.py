@@ -33,6 +33,8 @@ DIFFERS = (
     "Usual causes: numbers drawn between attach and the loop, a batch fetched ahead, numbers that "
     "depend on the time. Call attach behind the first and fetch each batch within its iteration"
 )
+NO_MARK = "no earlier process left a mark of this iteration"
+NO_DRAW = "the iteration draws no random numbers"
 
 
 class ReplayCheck:
@@ -111,12 +113,13 @@ class ReplayCheck:
 
     def _compare(self, step: int) -> None:
         mine, self._mine = self._mine, ""
-        if self._former in ("", self._restored):
-            return  # there is none, or the iteration draws nothing
-        rank, start = self._rank.job.rank, self._rank.start_step
-        equal, now = self._former == mine, time.monotonic()
-        self._rank.emit(t.ReplayChecked(at_s=now, rank=rank, step=start + 1, equal=equal))
-        if equal:
+        rank, start, now = self._rank.job.rank, self._rank.start_step, time.monotonic()
+        why_not = NO_MARK if not self._former else NO_DRAW if self._former == self._restored else ""
+        equal = None if why_not else self._former == mine
+        self._rank.emit(
+            t.ReplayChecked(at_s=now, rank=rank, step=start + 1, equal=equal, reason=why_not)
+        )
+        if equal is not False:
             return
         reason = DIFFERS.format(step=start + 1)
         if rank == 0:

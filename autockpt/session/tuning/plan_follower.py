@@ -8,10 +8,14 @@ from autockpt.session.base import RankState
 from autockpt.session.saving import Saver
 from autockpt.session.tuning.autotuner import AutoTuner
 from autockpt.session.tuning.plan_switch import PlanSwitch
-from autockpt.tuner.online.proposals import digest_of
+from autockpt.tuner.online.proposals import apart, digest_of, intervals_of
 from autockpt.values import telemetry as t
 from autockpt.values.plan import CheckpointPlan
 from autockpt.values.record import to_data
+from autockpt.values.units import format_duration
+
+FELT = 2.0
+"""Only a change of an interval by this factor has a line of its own; events have every change."""
 
 
 class PlanFollower:
@@ -23,6 +27,8 @@ class PlanFollower:
         self.switch = PlanSwitch(rank.job.rank, rank.client.send, rank.client.wait_until)
         self.tuner: AutoTuner | None = None
         """On rank 0."""
+        self._told = (0, 0)
+        """The intervals that the terminal says: at first those of the launcher's plan."""
 
     def begin(self) -> None:
         """The training begins under the plan of the job."""
@@ -31,6 +37,8 @@ class PlanFollower:
             return
         self.tuner = AutoTuner(self._job, self._rank.live, self)
         self._rank.telemetry.listener = self.tuner.observe
+        decided = self._job.decision
+        self._told = intervals_of(decided.plan if decided is not None else self._rank.plan)
         if self.tuner.started_with is not None:
             self.report_plan(self._rank.step, self.tuner.started_with.reason)
 
@@ -85,8 +93,7 @@ class PlanFollower:
 
     def report_plan(self, step: int, reason: str) -> None:
         """The plan in force is another one from `step` on."""
-        memory = self._rank.plan.tier("memory").interval_steps
-        disk = self._rank.plan.tier("disk").interval_steps
+        memory, disk = intervals_of(self._rank.plan)
         self._rank.emit(
             t.PlanChanged(
                 at_s=time.monotonic(), rank=self._job.rank, plan_version=self._rank.plan.version,
@@ -94,4 +101,13 @@ class PlanFollower:
                 plan_digest=digest_of(self._rank.plan),
             )
         )  # fmt: skip
-        self._rank.say(f"plan {self._rank.plan.version} from step {step}: {reason}")
+        if apart(self._told, (memory, disk)) >= FELT:
+            self._told = (memory, disk)
+            often = f"{self._often(memory)} in memory, " if memory else ""
+            self._rank.say(f"from step {step}: checkpoints {often}{self._often(disk)} on disk")
+
+    def _often(self, steps: int) -> str:
+        """An interval in steps, and in time by the newest iteration."""
+        iteration_s = self._rank.clock.newest_s
+        about = f" (about {format_duration(steps * iteration_s)})" if iteration_s else ""
+        return f"every {steps} steps{about}" if steps > 1 else "every step"

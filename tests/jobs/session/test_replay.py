@@ -198,6 +198,37 @@ def test_a_run_that_was_over_goes_on_with_what_its_script_seeds(
     assert ([*begun, *rest] == whole) == (style is seeded_each_epoch)
 
 
+@pytest.mark.parametrize(
+    ("stop", "draw", "reason"),
+    [(SAVED, True, "left a mark"), (STOP, False, "draws no random numbers")],
+)
+def test_a_resume_without_a_comparison_says_why(
+    attach: Callable[..., Any], new_run: Callable[..., str], stop: int, draw: bool, reason: str
+) -> None:
+    """The process before ended at the checkpoint, or nothing is drawn."""
+    run_dir = trainings.prepare(new_run(), trainings.plan(memory=SAVED, disk=SAVED))
+    for until in (stop, TOTAL):
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        ckpt = attach(model=model, optimizer=optimizer, run_dir=run_dir)
+        for step in ckpt.steps(TOTAL):
+            if step == SAVED:  # the checkpoint is written, or the mark read beside the training
+                assert ckpt.restored or ckpt.wait_durable(60)
+                time.sleep(0.2)
+            if step == until:
+                break
+            if draw:
+                torch.rand(())
+            model(torch.ones(1, 1)).sum().backward()
+            optimizer.step()
+        ckpt.close(final_checkpoint=False)
+    text = Path(run_dir, "telemetry", "rank-00000.jsonl").read_text()
+    events = [json.loads(line) for line in text.splitlines()]
+    (check,) = (event for event in events if event["event"] == "ReplayChecked")
+    assert check["equal"] is None
+    assert reason in check["reason"]
+
+
 def test_a_mark_is_of_one_checkpoint_and_number_of_ranks(tmp_path: Path) -> None:
     """The first one counts; torn lines, later ones and missing files say nothing."""
     path, saved = tmp_path / "rank.jsonl", Generation(term=1, step=4)

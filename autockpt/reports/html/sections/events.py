@@ -82,12 +82,14 @@ def _restores(model: ReportModel) -> Child:
             f"step {r.step}",
             f"{r.lost_steps} steps, {format_duration(r.lost_s)}" if r.lost_steps else "nothing",
             format_duration(r.down_s) if r.down_s else "–",
+            r.replay or "–",
         )
         for r in model.restores
     ]
     if not rows:
         return None
-    head = ("resumed after", "lost", "restored from", "at", "work lost", "down")
+    head = ("resumed after", "lost", "restored from", "at", "work lost", "down",
+            "random numbers as before")  # fmt: skip
     return join(tag("h3", "Failures and restores"),
                 table(head, rows, caption="Each interruption and what it cost",
                       numbers=(5,)))  # fmt: skip

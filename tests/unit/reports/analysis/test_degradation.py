@@ -151,7 +151,7 @@ def test_the_report_names_the_tier_the_time_and_the_reason() -> None:
     assert "since 2026-01-02T03:04:07Z: disk full" in told["degraded"].evidence
     events = (*events, began(3, 103.0), durable(3, 103.5))
     told = {f.id: f for f in model.build(RunData(title="t", events=events)).findings}
-    assert told["degraded"].title == "persist fell back"
+    assert told["degraded"].title == "Degraded during the run: persist"
 
 
 def test_a_failing_disk_is_in_the_head_and_a_gauge() -> None:
@@ -168,3 +168,21 @@ def test_a_failing_disk_is_in_the_head_and_a_gauge() -> None:
 def test_a_checkpoint_that_a_lost_rank_ended_is_no_failing_disk() -> None:
     """It says nothing of the disk."""
     assert failing_disk([STARTED, began(5, 110.0), failed(5, 120.0, "rank 0 was lost")]) is None
+
+
+def test_a_finding_ranks_what_was_degraded() -> None:
+    """A resume that may differ comes first; a keeper that was replaced is no next step."""
+
+    def finding(*whats: str) -> tuple[str, str, str]:
+        events = (STARTED, *(fell_back(what, 90.0) for what in whats), *WHOLE)
+        found = model.build(RunData(title="t", events=events)).findings
+        one = next(f for f in found if f.id == "degraded")
+        return one.severity, one.title, one.fix
+
+    assert finding("keeper")[:2] == ("low", "Degraded during the run: keeper")
+    assert finding("keeper", "planning")[:2] == (
+        "medium", "Degraded during the run: keeper, planning",
+    )  # fmt: skip
+    severity, title, fix = finding("keeper", "replay")
+    assert (severity, title) == ("high", "A resume may train otherwise: replay")
+    assert fix == "look up replay under Degraded in docs/troubleshooting.md"

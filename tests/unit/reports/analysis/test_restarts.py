@@ -14,6 +14,7 @@ from autockpt.reports.analysis.restarts import (
     cheapest_gain,
     restarts,
     usual_iteration_s,
+    with_replays,
 )
 from autockpt.reports.formats.renderers import report
 from autockpt.reports.html.sections.restarts import restarts as restarts_section
@@ -24,6 +25,7 @@ from autockpt.values.telemetry import (
     FailureObserved,
     FirstIterationEnded,
     IterationsTimed,
+    ReplayChecked,
     Restored,
     RunStarted,
 )
@@ -75,6 +77,35 @@ def test_the_process_of_a_restart_is_shown_with_its_reason() -> None:
     assert "parked before" not in page
     assert "the same" in page
     assert f"Rank 0 survived, and has a new process: {reason}." in page
+
+
+def test_each_restore_says_whether_its_random_numbers_came_again() -> None:
+    """The worst rank decides; a comparison belongs to the restore before it."""
+    model = build(run_data(ranks=2, total=9000))
+    first_s, second_s = (restore.at_s for restore in model.restores)
+
+    def check(at_s: float, rank: int, equal: bool | None, reason: str = "") -> ReplayChecked:
+        return ReplayChecked(at_s=100.0 + at_s, rank=rank, step=7, equal=equal, reason=reason)
+
+    def told(*checks: ReplayChecked) -> list[str]:
+        return [restore.replay for restore in with_replays(model.restores, checks, 100.0)]
+
+    assert told() == ["", ""]
+    assert told(check(first_s + 1, 0, True), check(second_s + 1, 0, True), check(second_s + 2, 1,
+                False)) == ["yes: equal at step 7", "no: differs from step 7 on (rank 1)"]  # fmt: skip
+    assert told(check(second_s + 1, 1, None, "no draw")) == ["", "not checked: no draw"]
+
+
+def test_page_and_text_show_the_comparison_of_random_numbers() -> None:
+    """In the table of restores."""
+    data = run_data(ranks=2, total=9000)
+    restored = next(event for event in data.events if isinstance(event, Restored))
+    check = ReplayChecked(at_s=restored.at_s + 3, rank=0, step=restored.step + 1, equal=True)
+    data = replace(data, events=(*data.events, check))
+    for form in ("html", "text"):
+        written = " ".join(report(data, format_=form).split())
+        assert f"yes: equal at step {restored.step + 1}" in written
+        assert "random numbers as before" in written
 
 
 PART = st.none() | st.floats(0.0, 10.0)
