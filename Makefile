@@ -21,7 +21,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-nodes test prose docs test-frameworks test-slurm endings cases check test-all clean
+.PHONY: help demo demo-nodes test prose docs picture test-frameworks test-slurm endings cases check test-all clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-zA-Z%_-]+:.*## / { sub("%", "NAME", $$1); printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -95,6 +95,9 @@ docs: $(VENV)/.ready  ## write what comes from code, then build the site into do
 	$(PY) -m tests.test_docs
 	@$(PIP) -e ".[docs]"
 	$(PY) -m sphinx -W --keep-going -b html docs docs/_build
+
+picture: $(VENV)/.ready  ## make the README's picture from a run of some minutes (needs chromium)
+	$(PY) docs/pictures/make_report.py
 
 check: $(VENV)/.ready  ## format, lint, types and the import rules
 	$(PY) -m ruff format --check .

@@ -153,12 +153,13 @@ def _say(
     if status.reason:
         parts.append(f"({status.reason})")
     if status.last_step is not None:
-        parts.append(f"at step {status.last_step}")
+        kept = status.state == "finished" and run.durable_step() == status.last_step
+        parts.append(f"at step {status.last_step}{' (on disk)' * kept}")
     if status.restarts:
         parts.append(f"after {status.restarts} restart{'s' * (status.restarts > 1)}")
     console.say(" ".join(parts))
     if lost:
-        console.say(f"lost: {lost}")
+        console.say(lost)
     elif status.last_durable and run.durable_step() != status.last_step:
         console.say(f"newest durable checkpoint: {status.last_durable}")
     if status.last_protected:

@@ -34,14 +34,15 @@ class News:
         self._in_memory = self._on_disk = False
         """Whether the terminal already says that checkpoints protect the job there."""
 
-    def look(self, node: int | None, *, now: bool = False) -> None:
-        """Say what is new on `node`; rarely, but `now`."""
-        if not now and time.monotonic() - self._looked_s < LOOK_S:
+    def look(self, node: int | None, *, last: bool = False) -> None:
+        """Say what is new on `node`, rarely; or the rest, when the job is over."""
+        if not last and time.monotonic() - self._looked_s < LOOK_S:
             return
         self._looked_s = time.monotonic()
         events = list(self._new_events(node))
-        for sentence in self._firsts(events):
-            self._console.say(sentence)
+        if not last:
+            for sentence in self._firsts(events):
+                self._console.say(sentence)
         if self._console.verbosity > 0:
             for sentence in sentences(events):
                 self._console.say(sentence)
@@ -51,21 +52,24 @@ class News:
 
         A job that resumed was protected before; the rank says from where it resumed.
         """
+        was_in_memory = self._in_memory
+        since: dict[str, int] = {}
         for event in events:
             if isinstance(event, t.Restored):
                 self._in_memory = self._on_disk = True
             elif isinstance(event, t.MemoryCommitted) and not self._in_memory:
-                self._in_memory = True
-                yield (
-                    f"protected since step {event.step}: a checkpoint is in memory, and the "
-                    "training survives the death of its ranks"
-                )
+                self._in_memory, since["memory"] = True, event.step
             elif isinstance(event, t.CheckpointDurable) and not self._on_disk:
                 self._in_memory = self._on_disk = True
-                yield (
-                    f"on disk since step {event.step}: the training also survives the death of its "
-                    "keeper"
-                )
+                since["disk"] = event.step
+        if "disk" in since:
+            begin = "also on disk" if was_in_memory else "protected"
+            at, survived = f"{begin} since step {since['disk']}", "ranks and keeper"
+        elif since:
+            at, survived = f"protected since step {since['memory']}", "its ranks"
+        else:
+            return
+        yield f"{at}: the training survives the death of {survived}"
 
     def _new_events(self, node: int | None) -> Iterator[t.Event]:
         names = [f"keeper-{node or 0:03d}.jsonl", *([] if node else ["rank-00000.jsonl"])]

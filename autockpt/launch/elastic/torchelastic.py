@@ -61,7 +61,7 @@ def launch(request: Launch, console: Console) -> Ending:
             node = keeper.node
             keeper.release(None if ending is None else ending.keeper_by_s)
             if request.mode == "run":
-                news.look(node, now=True)
+                news.look(node, last=True)
         return ending
 
 

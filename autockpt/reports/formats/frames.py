@@ -89,8 +89,8 @@ def _scalar(kind: Any, cell: str) -> int | float | list[float] | None:
         return [float(number) for number in cell.split()]
     if kind == float | None:
         return float(cell) if cell else None
-    if kind is bool:
-        return {"True": True, "False": False}[cell]
+    if kind in (bool, bool | None):
+        return {"True": True, "False": False, "": None}[cell]
     if kind is int:
         return int(cell)
     if kind is float:
@@ -113,7 +113,7 @@ def _unguard(text: str) -> str:
 
 def _kinds() -> dict[str, type]:
     """Column -> str, int, float, bool or tuple (of floats); a name has one type in all events."""
-    plain = {float | None: float, tuple[float, ...]: tuple}
+    plain = {float | None: float, bool | None: bool, tuple[float, ...]: tuple}
     kinds: dict[str, type] = {"event": str}
     for kind in EVENTS.values():
         for name, hint in typing.get_type_hints(kind).items():

@@ -28,7 +28,7 @@ class PlanFollower:
         self.tuner: AutoTuner | None = None
         """On rank 0."""
         self._told = (0, 0)
-        """The intervals that the terminal says: at first those of the launcher's plan."""
+        """The intervals on the terminal, at first from the plan of the launcher."""
 
     def begin(self) -> None:
         """The training begins under the plan of the job."""
@@ -103,8 +103,11 @@ class PlanFollower:
         )  # fmt: skip
         if apart(self._told, (memory, disk)) >= FELT:
             self._told = (memory, disk)
-            often = f"{self._often(memory)} in memory, " if memory else ""
-            self._rank.say(f"from step {step}: checkpoints {often}{self._often(disk)} on disk")
+            told = f"{self._often(memory)} in memory and on disk"
+            if memory != disk:
+                told = f"{self._often(disk)} on disk"
+                told = f"{self._often(memory)} in memory, {told}" if memory else told
+            self._rank.say(f"from step {step}: checkpoints {told}")
 
     def _often(self, steps: int) -> str:
         """An interval in steps, and in time by the newest iteration."""

@@ -9,11 +9,13 @@ from autockpt.executors.keeper.client import saves
 from autockpt.session import Session, saving
 from autockpt.session.boundaries import iteration_clock
 from autockpt.session.tuning import autotuner
+from autockpt.tuner.online.proposals import with_intervals
 from autockpt.values.telemetry import (
     CheckpointDurable,
     Event,
     IterationsTimed,
     PersistFailed,
+    PlanChanged,
     SnapshotBegan,
 )
 from tests.support import trainings
@@ -85,6 +87,23 @@ def test_a_slow_checkpoint_among_many_snapshots_took_as_long_as_it_did(
         time.sleep(0.01)
     assert len(durable) == 1
     assert durable[0].latency_s >= HELD_S
+
+
+def test_only_a_change_of_the_plan_that_is_felt_has_a_line(
+    live: Live, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of intervals by a factor of two, since the last line; events have every change."""
+    _, ckpt = live.attach(trainings.JobSpec(steps=9), trainings.plan(memory=4, disk=8))
+    plans, rank = ckpt._plans, ckpt._plans._rank
+    for memory, disk in ((4, 12), (4, 16), (6, 24), (30, 30)):
+        rank.plan = with_intervals(rank.plan, memory, disk)
+        plans.report_plan(7, "why")
+    said = [line for line in capfd.readouterr().err.splitlines() if "from step" in line]
+    assert said == [
+        "autockpt: from step 7: checkpoints every 4 steps in memory, every 16 steps on disk",
+        "autockpt: from step 7: checkpoints every 30 steps in memory and on disk",
+    ]
+    assert len(live.events(PlanChanged)) == 4
 
 
 def test_an_iteration_in_which_a_save_began_and_ended_is_no_quiet_one(

@@ -212,11 +212,15 @@ def test_a_resume_without_a_comparison_says_why(
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         ckpt = attach(model=model, optimizer=optimizer, run_dir=run_dir)
         for step in ckpt.steps(TOTAL):
-            if step == SAVED:  # the checkpoint is written, or the mark read beside the training
-                assert ckpt.restored or ckpt.wait_durable(60)
-                time.sleep(0.2)
+            if step == 1:
+                client = ckpt._client
+                assert client.wait_until(lambda c=client: bool(c.slots), 60)
+            if step == SAVED and not ckpt.restored:
+                assert ckpt.wait_durable(60)
             if step == until:
                 break
+            if step == SAVED + 1:  # the mark of before is read beside the training
+                time.sleep(0.2)
             if draw:
                 torch.rand(())
             model(torch.ones(1, 1)).sum().backward()

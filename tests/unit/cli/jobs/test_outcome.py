@@ -143,3 +143,42 @@ def test_an_announced_end_with_all_saved_asks_for_another_start(
     (run.telemetry / "keeper-000.jsonl").write_text(json.dumps(event) + "\n")
     told = Ending(state="interrupted", exit_code=128 + number, restarts=0, reason="told")
     assert finish(run, outcome.Before(step=None, commits=0), told) == code
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "said"),
+    [
+        ("finished", 0, "autockpt: newest durable checkpoint: ckpt-t0001-step-00000005"),
+        (
+            "failed",
+            1,
+            "autockpt: 35 steps are lost (875 ms of training): the newest durable checkpoint",
+        ),
+    ],
+)
+def test_the_last_lines_say_what_was_lost(
+    run: RunDirectory,
+    capsys: pytest.CaptureFixture[str],
+    state: Literal["finished", "failed"],
+    code: int,
+    said: str,
+) -> None:
+    """Step 40 was trained, and step 5 is on disk."""
+    commit(run)
+    finish(
+        run, outcome.Before(step=None, commits=0), Ending(state=state, exit_code=code, restarts=0)
+    )
+    text = capsys.readouterr().err
+    assert said in text
+    assert "(on disk)" not in text
+
+
+def test_a_run_whose_last_step_is_on_disk_says_so(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the line of its end."""
+    commit(run)
+    path = run.telemetry / "keeper-000.jsonl"
+    path.write_text(path.read_text().replace("step 5 (", "step 40 (").replace(": 5,", ": 40,"))
+    finish(run, outcome.Before(step=None, commits=0))
+    assert "finished at step 40 (on disk)\n" in capsys.readouterr().err

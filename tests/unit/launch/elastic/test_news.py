@@ -50,7 +50,8 @@ def restored(step: int) -> t.Event:
 
 
 def heard(news: News, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    news.look(0, now=True)
+    news._looked_s = 0.0  # it looks twice a second
+    news.look(0)
     return [line.removeprefix("autockpt: ") for line in capsys.readouterr().err.splitlines()]
 
 
@@ -62,12 +63,26 @@ def test_a_run_says_once_since_when_it_is_protected(
     assert heard(news, capsys) == []
     append(run, "keeper-000.jsonl", memory(8))
     (first,) = heard(news, capsys)
-    assert first.startswith("protected since step 8: a checkpoint is in memory")
+    assert first == "protected since step 8: the training survives the death of its ranks"
     append(run, "keeper-000.jsonl", memory(16), disk(16))
     (second,) = heard(news, capsys)
-    assert second.startswith("on disk since step 16")
+    assert (
+        second == "also on disk since step 16: the training survives the death of ranks and keeper"
+    )
     append(run, "keeper-000.jsonl", memory(24), disk(24))
     assert heard(news, capsys) == []
+
+
+def test_memory_and_disk_in_one_look_are_one_line(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job that is over is not told that it is protected."""
+    news, over = News(run, Console()), News(run, Console())
+    append(run, "keeper-000.jsonl", memory(8), disk(8))
+    (line,) = heard(news, capsys)
+    assert line == "protected since step 8: the training survives the death of ranks and keeper"
+    over.look(0, last=True)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_run_that_resumed_was_protected_before(
@@ -92,7 +107,7 @@ def test_verbose_tells_each_save_skip_and_decision(
     )  # fmt: skip
     append(run, "rank-00000.jsonl", skipped(9), plan)
     append(run, "keeper-000.jsonl", memory(8), disk(8))
-    assert heard(news, capsys)[2:] == [
+    assert heard(news, capsys)[1:] == [
         "step 8: checkpoint in memory after 500 ms",
         "step 8: checkpoint on disk after 2 s",
         "step 9: checkpoint skipped: the one before is under way",
@@ -125,7 +140,7 @@ def test_another_node_tells_its_own(run: RunDirectory, capsys: pytest.CaptureFix
     news = News(run, Console(verbosity=1))
     append(run, "rank-00000.jsonl", skipped(9))
     append(run, "keeper-001.jsonl", memory(8))
-    news.look(1, now=True)
+    news.look(1)
     said = capsys.readouterr().err
     assert "protected since step 8" in said
     assert "skipped" not in said

@@ -53,6 +53,7 @@ def any_event(kind: type[Event]) -> st.SearchStrategy[Event]:
         int: st.integers(-1, 10**6),
         float | None: st.none() | SECONDS,
         bool: st.booleans(),
+        bool | None: st.none() | st.booleans(),
         tuple[float, ...]: st.lists(SECONDS, max_size=3).map(tuple),
         str: st.sampled_from(["memory", "disk", "finished", "signal", "error", "", "2026-01-01"]),
     }

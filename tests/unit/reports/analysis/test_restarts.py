@@ -91,8 +91,13 @@ def test_each_restore_says_whether_its_random_numbers_came_again() -> None:
         return [restore.replay for restore in with_replays(model.restores, checks, 100.0)]
 
     assert told() == ["", ""]
-    assert told(check(first_s + 1, 0, True), check(second_s + 1, 0, True), check(second_s + 2, 1,
-                False)) == ["yes: equal at step 7", "no: differs from step 7 on (rank 1)"]  # fmt: skip
+    checks = (
+        check(first_s + 1, 0, True),
+        check(second_s + 1, 0, True),
+        check(second_s + 2, 1, False),
+    )
+    differs = "no: differs from step 7 on (rank 1)"
+    assert told(*checks) == ["yes: equal at step 7", differs]
     assert told(check(second_s + 1, 1, None, "no draw")) == ["", "not checked: no draw"]
 
 

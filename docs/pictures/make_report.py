@@ -1,6 +1,8 @@
 """Makes the picture of the README: trains some minutes, kills the rank twice, shows the report.
 
-make picture                            # or: python docs/picture.py --minutes 6; needs chromium
+It needs chromium.
+
+    make picture            # or: python docs/pictures/make_report.py --minutes 6
 
 The second kill takes the keeper as well, so one restart is from memory and one from disk.
 """
@@ -20,7 +22,7 @@ from autockpt.executors.keeper.launch import keeper_status
 from autockpt.run_directory import RunDirectory
 from autockpt.values.telemetry import RunStarted
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PICTURE = ROOT / "docs" / "pictures" / "report.png"
 SCRIPT = "examples/gpt/train.py"
 JOB = ("--size", "1m", "--batch", "2", "--accumulation", "1", "--threads", "1")
