@@ -28,7 +28,7 @@ VARIABLE = "AUTOCKPT_STANDBY"
 TITLE = "autockpt: standby for a restart"
 IMPORTING = f"{TITLE}, importing"
 REST_SHARE = 0.5
-"""The fraction of its import time that it sleeps: the cores are the training's."""
+"""The share of its import time that it sleeps until it is wanted: the cores are the training's."""
 PER_START = frozenset((
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
     "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
@@ -58,17 +58,18 @@ def become_rank(descriptor: int) -> None:
     launcher = Channel(socket.socket(fileno=descriptor))
     title, environment = _Title(), _given_environment()
     title.show(IMPORTING)
-    known, path0 = _next_order(launcher)[0], sys.path[0]
+    orders = _Orders(launcher)
+    known, path0 = orders.next()[0], sys.path[0]
     captured, world = _Captured(), _World(environment)
     try:
-        with captured, world.watched():
+        with captured, world.watched(orders):
             sys.path[0] = known["path0"]
             world.load(known["modules"])
             sys.path[0] = path0
         world.require_clean(known["changed"])
         title.show(TITLE)
         launcher.send({"ready": True})
-        order, descriptors = _next_order(launcher)
+        order, descriptors = orders.next()
         world.require_same(order["environment"])
     except Refusal as refusal:
         launcher.send({"refused": str(refusal)})
@@ -101,8 +102,8 @@ class _World:
         """State of torch's generator, which every process seeds anew."""
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """Notes which variables are read, and rests between modules."""
+    def watched(self, orders: "_Orders") -> Iterator[None]:
+        """Notes which variables are read, and rests between modules until the order comes."""
         read, kind = self._read, type(os.environ)
 
         class Watched(kind):  # type: ignore[misc, valid-type]
@@ -114,7 +115,7 @@ class _World:
                 # Looked through for names with a prefix (tqdm does), which are the library's own.
                 return dict(zip(self, map(super().__getitem__, self), strict=True)).items()
 
-        rest = _Rest()
+        rest = _Rest(orders)
         os.environ.__class__ = Watched
         sys.meta_path.insert(0, rest)
         try:
@@ -195,16 +196,43 @@ class _World:
                 os.environ[name] = value
 
 
-class _Rest:
-    """A finder that finds nothing: it sleeps for a share of the time since it was asked last."""
+class _Orders:
+    """The messages of the launcher, one by one."""
 
-    def __init__(self) -> None:
+    def __init__(self, launcher: Channel) -> None:
+        self._launcher = launcher
+        self._heard: list[dict[str, Any]] = []
+        self._descriptors: list[int] = []
+
+    def next(self) -> tuple[dict[str, Any], list[int]]:
+        """One message and its descriptors; ends the process where the launcher has gone."""
+        while not self._heard:
+            heard = self._launcher.receive()
+            if heard is None:
+                _leave()
+            self._heard, self._descriptors = heard
+        message = self._heard.pop(0)
+        return message, [] if self._heard else self._descriptors
+
+    def is_next_there(self, wait_s: float) -> bool:
+        """Whether there is a message, now or within so long."""
+        return bool(self._heard) or self._launcher.is_ready(wait_s)
+
+
+class _Rest:
+    """A finder that finds nothing: it sleeps for a share of the time since it was asked last.
+
+    The launcher's order ends the sleep, and there is none behind it.
+    """
+
+    def __init__(self, orders: "_Orders") -> None:
+        self._orders = orders
         self._used_s = time.process_time()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         """Nothing; later."""
         used_s = time.process_time() - self._used_s
-        time.sleep(used_s * REST_SHARE / (1.0 - REST_SHARE))
+        self._orders.is_next_there(used_s * REST_SHARE / (1.0 - REST_SHARE))
         self._used_s += used_s
 
 
@@ -279,15 +307,6 @@ def _devices() -> set[str]:
         with contextlib.suppress(OSError):
             found.add(os.readlink(f"/proc/self/fd/{number}"))
     return {path for path in found if path.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/"))}
-
-
-def _next_order(launcher: Channel) -> tuple[dict[str, Any], list[int]]:
-    """One message and its descriptors; ends the process where the launcher has gone."""
-    while (heard := launcher.receive()) is not None:
-        messages, descriptors = heard
-        if messages:
-            return messages[0], descriptors
-    _leave()
 
 
 def _leave() -> NoReturn:

@@ -28,13 +28,16 @@ from autockpt.values.units import format_bytes
 
 ANSWER_S = 5.0
 """A parked process that does not answer an order by then is ended, and a fresh one started."""
+LATE_S = 10.0
+"""One that still imports gets so much longer: it is ahead of a fresh one.  Signals wait as long."""
 MEMORY_LOOK_S = 5.0
 """How often the memory that is left is looked at."""
 NEEDED_BYTES = 400 * 2**20
 """Memory that importing may take before it is measured."""
 AFTER_S = 10.0
 """A job that ends, or fails, within so many seconds of its first iterations makes no standby.  It
-would import beside the job for nothing.  A policy that insists does not wait."""
+would import beside the job for nothing.  A policy that insists does not wait, and neither does a
+job that has been restarted: it may soon need the next one."""
 KEPT_FREE = 3
 """A standby is made where so many times its memory is left, and dropped where it is not once."""
 
@@ -49,6 +52,8 @@ class _Place:
     process: "subprocess.Popen[bytes] | None" = None
     channel: Channel | None = None
     ready: bool = False
+    restarted: bool = False
+    """It is not the first start of this rank."""
     known_s: float | None = None
     """Since when its imports are known, CLOCK_MONOTONIC."""
     bytes: int = NEEDED_BYTES
@@ -118,7 +123,8 @@ class StandbyPool:
             return
         if place.known_s is None:
             place.known_s = time.monotonic()
-        if not self._insists and time.monotonic() < place.known_s + AFTER_S:
+        at_once = self._insists or place.restarted
+        if not at_once and time.monotonic() < place.known_s + AFTER_S:
             return
         known = imports.read(record)
         if known is None:
@@ -206,7 +212,7 @@ class StandbyPool:
         with contextlib.suppress(OSError):
             imports.path_of(self._run.path, rank).unlink()
         self._places[local] = _Place(
-            rank=rank, environment=environment,
+            rank=rank, environment=environment, restarted=place is not None,
             arguments=(settings["entrypoint"], *map(str, settings["args"])),
         )  # fmt: skip
         return cold(**settings) if started is None else started
@@ -215,7 +221,9 @@ class StandbyPool:
         if place.process is None or place.channel is None:
             return None
         self._hear(place)
-        if not place.ready or place.channel is None:
+        if place.refused:
+            return None
+        if not place.ready and not self._is_last(place):
             self._say("the standby was still being made", now=True)
             return None
         arguments = (settings["entrypoint"], *map(str, settings["args"]))
@@ -228,15 +236,19 @@ class StandbyPool:
             "oom_score_adj": Path("/proc/self/oom_score_adj").read_text().strip(),
         }
         place.channel.send(order, warm.outputs)
+        said = _answer(place.channel, ANSWER_S if place.ready else ANSWER_S + LATE_S)
         place.ready = False
-        said = place.channel.next_message(ANSWER_S) or {}
         if "taken" not in said:
             warm.give_up()
-            self._say(said.get("refused", "the standby ended"), now=True)
+            self._say(said.get("refused", "the standby ended, or was late"), now=True)
             return None
         place.channel.close()
         place.process = place.channel = None
         return warm
+
+    def _is_last(self, place: _Place) -> bool:
+        """Whether every other rank of this node has its standby: nothing else waits behind it."""
+        return all(other.ready for other in self._places.values() if other is not place)
 
     # ------------------------------------------------------------------ ends
 
@@ -312,6 +324,15 @@ def handler_of(process: "subprocess.Popen[bytes]", settings: Any) -> Any:
                 file.close()
 
     return WarmHandler()
+
+
+def _answer(channel: Channel, wait_s: float) -> dict[str, Any]:
+    """The answer to an order, behind the news that the imports are done; {}: there is none."""
+    until_s = time.monotonic() + wait_s
+    while (said := channel.next_message(max(0.0, until_s - time.monotonic()))) is not None:
+        if "ready" not in said:
+            return said
+    return {}
 
 
 def _path0(arguments: tuple[str, ...]) -> str:

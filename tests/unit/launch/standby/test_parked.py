@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,25 @@ def test_it_becomes_the_rank_that_a_fresh_process_would_be(park: Callable[..., P
         "main": str(one.script), "own": "__main__", "path": str(one.script.parent),
         "standby": False, "set": "yes",
     }  # fmt: skip
+
+
+def test_a_rank_that_dies_meanwhile_ends_its_rests() -> None:
+    """It imports without a pause once the order is there, and obeys orders that come together."""
+    here, there = socket.socketpair()
+    with here, there:
+        orders = parked._Orders(parked.Channel(there))
+        rest = parked._Rest(orders)
+        here.sendall(b'{"modules": {}}\n{"environment": {}}\n')
+        assert orders.next() == ({"modules": {}}, [])
+        rest._used_s -= 30.0
+        began_s = time.monotonic()
+        rest.find_spec("module")
+        assert time.monotonic() - began_s < 15.0
+        assert orders.next() == ({"environment": {}}, [])
+        rest._used_s -= 0.2
+        began_s = time.monotonic()
+        rest.find_spec("module")
+        assert time.monotonic() - began_s >= 0.2
 
 
 def test_it_ends_with_its_launcher(park: Callable[..., Parked]) -> None:

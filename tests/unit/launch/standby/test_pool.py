@@ -1,4 +1,4 @@
-"""When the launcher parks a process for the next incarnation."""
+"""When the launcher parks a process for the next incarnation, and when it waits for one."""
 
 import subprocess
 import sys
@@ -12,18 +12,44 @@ from autockpt.console import Console
 from autockpt.launch.standby import imports, pool
 from autockpt.run_directory import RunDirectory
 
+COMMAND = ("-u", "-m", "autockpt.cli.script_runner", "s.py")
+IMPORTS_S = 0.5
+PARKED = f"""
+import os, socket, time
+launcher = socket.socket(fileno=int(os.environ["AUTOCKPT_STANDBY"]))
+launcher.recv(1)
+time.sleep({IMPORTS_S})
+launcher.sendall(b'{{"ready": true}}\\n')
+time.sleep({IMPORTS_S} / 10)
+launcher.sendall(b'{{"taken": true}}\\n')
+time.sleep(60)
+"""
 
-@pytest.mark.parametrize(("wish", "after_s", "parked"), [
-    (None, 3600.0, False), (None, 0.0, True), ("on", 3600.0, True), ("off", 0.0, False),
+
+def start(standbys: pool.StandbyPool, rank: int = 0) -> Any:
+    """What a rank's start gets: the settings, where it is a cold one."""
+    return standbys._rank(
+        lambda **settings: settings, local_rank_id=rank, entrypoint=sys.executable, args=COMMAND,
+        env={"RANK": str(rank)}, stdout=None, stderr=None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("wish", "after_s", "starts", "parked"), [
+    (None, 3600.0, 1, False), (None, 0.0, 1, True), ("on", 3600.0, 1, True),
+    ("off", 0.0, 1, False), (None, 3600.0, 2, True),
 ])  # fmt: skip
 def test_a_short_job_parks_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     wish: Literal["on", "off"] | None,
     after_s: float,
+    starts: int,
     parked: bool,
 ) -> None:
-    """The pause counts from the moment at which the imports are known; `on` does not wait."""
+    """The pause counts from the moment at which the imports are known.
+
+    `on` does not wait, nor does a job that has been restarted.
+    """
     monkeypatch.setattr(pool, "AFTER_S", after_s)
     started: list[Any] = []
     real = subprocess.Popen
@@ -33,11 +59,8 @@ def test_a_short_job_parks_nothing(
         return real([sys.executable, "-c", ""], start_new_session=True)
 
     standbys = pool.StandbyPool(RunDirectory.create(tmp_path / "r"), wish, Console(verbosity=-1))
-    command = ("-u", "-m", "autockpt.cli.script_runner", "s.py")
-    standbys._rank(
-        lambda **settings: settings, local_rank_id=0, entrypoint=sys.executable, args=command,
-        env={"RANK": "0"}, stdout=None, stderr=None,
-    )  # fmt: skip
+    for _ in range(starts):
+        start(standbys)
     standbys.tick()
     assert not started
     imports.script_begins()
@@ -47,4 +70,32 @@ def test_a_short_job_parks_nothing(
     time.sleep(0.01)
     standbys.tick()
     assert bool(started) is parked
+    standbys.close()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_restart_waits_for_a_process_that_still_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    """It is ahead of a fresh one, unless another rank's has not even begun."""
+    real = subprocess.Popen
+
+    def popen(*_: Any, env: dict[str, str], pass_fds: tuple[int, ...], **settings: Any) -> Any:
+        return real(
+            [sys.executable, "-c", PARKED], env=env, pass_fds=pass_fds, start_new_session=True
+        )
+
+    monkeypatch.setattr(pool.subprocess, "Popen", popen)
+    standbys = pool.StandbyPool(RunDirectory.create(tmp_path / "r"), "on", Console(verbosity=-1))
+    for rank in range(ranks):
+        start(standbys, rank)
+        imports.write(str(standbys._run.path), rank)
+    standbys.tick()
+    place = standbys._places[0]
+    assert place.process is not None
+    assert not place.ready
+    started = start(standbys)
+    assert isinstance(started, dict) is (ranks == 2)
+    place.process = place.process or getattr(started, "proc", None)
+    standbys._end(place)
     standbys.close()
