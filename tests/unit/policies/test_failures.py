@@ -58,6 +58,15 @@ def test_a_job_that_fails_every_twenty_minutes_is_soon_believed():
     assert 0.2 < one < 10.0
 
 
+@pytest.mark.parametrize(("apart_s", "events"), [(10.0, 3), (25.0, 3), (25.0, 10), (60.0, 5)])
+def test_three_failures_in_a_minute_are_believed(apart_s: float, events: int) -> None:
+    """A rate within a fifth of what is on record, and one failure alone does not make it."""
+    killed = [record(exposure_days=apart_s / DAY_S) for _ in range(events)]
+    found = estimate_rates(killed, nodes=1).per_job.mean_per_day / (DAY_S / apart_s)
+    assert 0.8 < found < 1.2
+    assert estimate_rates(killed[:1], nodes=1).per_job.mean_per_day < 0.1 * DAY_S / apart_s
+
+
 def test_old_evidence_fades_to_the_prior():
     """A burst three years of training ago no longer matters."""
     burst = [record(exposure_days=0.1) for _ in range(50)]
