@@ -18,6 +18,7 @@ the longest before.
 import argparse
 import contextlib
 import json
+import math
 import os
 import random
 import shutil
@@ -42,6 +43,8 @@ START_S = 240.0
 """A start that has not trained by then is given up."""
 END_S = 120.0
 POLL_S = 0.1
+LATE_S = 5.0
+"""A block of iterations may be reported so long after the end of its process."""
 COUNTED_FROM = 2
 """Failures before goodput is counted: without any, nobody knows how often they come."""
 PROMISED_FROM = 3
@@ -270,10 +273,12 @@ def lives_of(events: Sequence[t.Event], ends: Sequence[float]) -> list[Life]:
     """Of the trainers of a run, oldest first."""
     firsts = [event for event in events if isinstance(event, t.FirstIterationEnded)]
     blocks = [event for event in events if isinstance(event, t.IterationsTimed)]
+    nexts_s = [*(first.at_s for first in firsts[1:]), math.inf]
     found = []
-    for first, ended_s in zip(firsts, ends, strict=True):
+    for first, ended_s, next_s in zip(firsts, ends, nexts_s, strict=True):
         begun = first.step - 1
-        own = [b for b in blocks if first.at_s <= b.at_s <= ended_s + 5.0]
+        until_s = min(ended_s + LATE_S, next_s)
+        own = [b for b in blocks if first.at_s <= b.at_s < until_s]
         steps = max((b.step for b in own), default=first.step) - begun
         quiet = [b for b in own if b.quiet_s] or [b for b in blocks if b.quiet_s]
         iteration_s = sum(b.quiet_s * b.count for b in quiet) / sum(b.count for b in quiet)
