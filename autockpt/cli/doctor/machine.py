@@ -8,6 +8,7 @@ from functools import partial
 from autockpt.cli.doctor.finding import Finding
 from autockpt.cli.shared.versions import versions
 from autockpt.executors.linux import memcpy_threshold
+from autockpt.executors.linux.cores import quota_cores, usable_cores
 from autockpt.profiles.probes.copies import copy_gain
 from autockpt.profiles.probes.host import memory_headroom, read_text
 from autockpt.profiling.facts.job_step import memory_end_here
@@ -20,7 +21,13 @@ STORE_SETTING = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 def check() -> list[Finding]:
     """All findings about the machine and the environment."""
     found = [_memory(), _huge_pages(), _memlock(), _shm(), _gpus(), _versions(), _store(os.environ)]
-    found += [*_pod(os.environ), *_job(os.environ), *_threads(os.environ), *_copies(os.environ)]
+    found += [
+        _cpu(os.environ),
+        *_pod(os.environ),
+        *_job(os.environ),
+        *_threads(os.environ),
+        *_copies(os.environ),
+    ]
     return found
 
 
@@ -131,7 +138,7 @@ def _shm() -> Finding:
             id="limits.shm",
             status="warning",
             what=f"{what}; DataLoader workers fail when it is full (autockpt does not use it)",
-            fix="docker --shm-size=8g",
+            fix="docker --shm-size=8g; in a pod mount an emptyDir with medium: Memory at /dev/shm",
         )
     return Finding(id="limits.shm", status="ok", what=f"{what} (autockpt does not use it)")
 
@@ -185,8 +192,28 @@ def _store(environ: Mapping[str, str]) -> Finding:
     )
 
 
+def _cpu(environ: Mapping[str, str]) -> Finding:
+    """The processors, and the quota of a container, which sees every processor of its host."""
+    visible, quota = len(os.sched_getaffinity(0)), quota_cores()
+    if quota is None or quota >= visible:
+        what = f"{visible} processors; no cgroup limits their time"
+        return Finding(id="limits.cpu", status="ok", what=what)
+    what = f"the cgroup allows the time of {quota:g} processors, of {visible} that are visible"
+    threads = environ.get("OMP_NUM_THREADS", "")
+    if threads.isdecimal() and int(threads) <= max(1, quota):
+        return Finding(id="limits.cpu", status="ok", what=what)
+    return Finding(
+        id="limits.cpu",
+        status="warning",
+        what=f"{what}; torch starts a thread for each visible one, and all of them stand still for "
+        "the rest of a period once the time is used",
+        fix=f"export OMP_NUM_THREADS={usable_cores()}, or fewer with several ranks; or raise the "
+        "limit (docker --cpus, resources.limits.cpu of a pod)",
+    )
+
+
 def _threads(environ: Mapping[str, str]) -> list[Finding]:
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     if cores > 4 or environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE":
         return []
     what = f"{cores} cores: OpenMP threads that spin while idle take time from background copies"

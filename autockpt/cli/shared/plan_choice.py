@@ -142,6 +142,7 @@ def machine_mismatches(measured: Fingerprint, scale: Scale) -> list[str]:
     """Return a phrase for each differing field that the launcher can know."""
     from importlib import metadata
 
+    from autockpt.executors.linux.cores import usable_cores
     from autockpt.profiles.freshness import mismatches
     from autockpt.profiles.probes import host
 
@@ -149,7 +150,7 @@ def machine_mismatches(measured: Fingerprint, scale: Scale) -> list[str]:
         measured,
         host=host.host_identity(),
         cpu=host.cpu_name(),
-        cores=host.usable_cores(),
+        cores=usable_cores(),
         world_size=scale.world_size,
         nodes=scale.nodes,
         torch_version=metadata.version("torch"),

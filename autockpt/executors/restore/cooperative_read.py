@@ -15,7 +15,6 @@ No rank depends on the others: when nothing moves any more, a rank reads the res
 """
 
 import fcntl
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from autockpt.executors.linux.cores import usable_cores
 from autockpt.executors.linux.memory import (
     PAGE_BYTES,
     READING_HUGE_MARK,
@@ -132,9 +132,7 @@ class CooperativeRead:
         own.  One more thread copies, while the others go on reading.
         """
         members = len(self._members)
-        return 1 + max(
-            -(-readers // members), min(readers, len(os.sched_getaffinity(0)) // members)
-        )
+        return 1 + max(-(-readers // members), min(readers, usable_cores() // members))
 
     def deliver(
         self,

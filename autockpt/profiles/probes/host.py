@@ -193,11 +193,6 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
-
-
 def gpu_names() -> tuple[str, ...]:
     """Names of the GPUs that torch sees, () without one."""
     import torch

@@ -9,6 +9,7 @@ import torch
 
 import autockpt
 from autockpt.executors.image.layout.plan import Layout
+from autockpt.executors.linux.cores import usable_cores
 from autockpt.executors.network.discovery import listen_host
 from autockpt.executors.snapshot.replica_shares import Place
 from autockpt.executors.state.live_state import LiveState
@@ -32,7 +33,7 @@ def fingerprint(*, layout_digest: str, storage_dir: str, ranks: Ranks | None = N
     return Fingerprint(
         host=host.host_identity(),
         cpu=host.cpu_name(),
-        cores=host.usable_cores(),
+        cores=usable_cores(),
         gpus=host.gpu_names(),
         world_size=ranks.world_size,
         nodes=ranks.nodes,

@@ -1,5 +1,6 @@
 """Launch options in a pod, and the manifests of the documents."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,17 @@ DEFAULTS: dict[str, Any] = {
 TRAIN_JOB = {
     "PET_NNODES": "4", "PET_NPROC_PER_NODE": "8", "PET_NODE_RANK": "3",
     "PET_MASTER_ADDR": "job-node-0-0.job", "PET_MASTER_PORT": "29500",
+}  # fmt: skip
+SCHEMAS = json.loads(Path(__file__).with_name("kubernetes_schemas.json").read_text())["definitions"]
+KINDS = {
+    "trainer.kubeflow.org/v1alpha1/TrainJob": "trainer.v1alpha1.TrainJob",
+    "jobset.x-k8s.io/v1alpha2/JobSet": "jobset.v1alpha2.JobSet",
+    "batch/v1/Job": "io.k8s.api.batch.v1.Job",
+    "v1/Service": "io.k8s.api.core.v1.Service",
+}
+TYPES: dict[str, Any] = {
+    "object": dict, "array": list, "string": str, "integer": int, "number": (int, float),
+    "boolean": bool,
 }  # fmt: skip
 DOCUMENT = Path(__file__).parents[4] / "docs" / "howto" / "launch" / "kubernetes.md"
 
@@ -61,14 +73,14 @@ def test_doctor_knows_a_pod() -> None:
 
 
 def manifests() -> list[dict[str, Any]]:
-    """Those of the document: a TrainJob, a Service, a Job, and a Job with a keeper beside."""
+    """Those of the document: TrainJob, Service, Job, JobSet, and a Job with a keeper beside."""
     texts = re.findall(r"```yaml\n(.*?)```", DOCUMENT.read_text(), flags=re.DOTALL)
     return [one for text in texts for one in yaml.safe_load_all(text)]
 
 
 def test_the_manifests_are_what_they_are_said_to_be() -> None:
     """Kinds, versions, and the fields on which a restart relies."""
-    train, service, job, beside = manifests()
+    train, service, job, in_place, beside = manifests()
     assert (train["apiVersion"], train["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
     assert service["spec"]["clusterIP"] == "None"
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
@@ -97,3 +109,69 @@ def test_the_manifests_are_what_they_are_said_to_be() -> None:
     assert keeper["command"][2] in container["command"], "the run directory"
     for key in ("env", "volumeMounts", "image"):
         assert keeper[key] == container[key]
+    nodes, (rule,) = (
+        in_place["spec"]["replicatedJobs"][0],
+        in_place["spec"]["failurePolicy"]["rules"],
+    )
+    spec, pod = nodes["template"]["spec"], nodes["template"]["spec"]["template"]["spec"]
+    assert in_place["spec"]["failurePolicy"]["restartStrategy"] == "InPlaceRestart"
+    assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+    ((agent,), (container,)) = pod["initContainers"], pod["containers"]
+    ((again,), (fail,)) = container["restartPolicyRules"], spec["podFailurePolicy"]["rules"]
+    assert agent["restartPolicyRules"] == container["restartPolicyRules"]
+    assert again["exitCodes"]["values"] == [0, *fail["onExitCodes"]["values"]]
+    assert f"--nnodes={spec['completions']}" in container["command"]
+    name = in_place["metadata"]["name"]
+    endpoint = f"--rdzv-endpoint={name}-{nodes['name']}-0-0.{name}:29400"
+    assert endpoint in container["command"]
+
+
+def problems(schema: dict[str, Any], value: Any, where: str) -> list[str]:
+    """Where a manifest is not what a schema says; a field that it does not name is a problem."""
+    if "$ref" in schema:
+        return problems(SCHEMAS[schema["$ref"].rpartition("/")[2]], value, where)
+    if "oneOf" in schema:
+        found = [problems(one, value, where) for one in schema["oneOf"]]
+        return min(found, key=len)
+    if not isinstance(value, TYPES[schema["type"]]) or isinstance(value, bool) != (
+        schema["type"] == "boolean"
+    ):
+        return [f"{where}: {value!r}, expected {schema['type']}"]
+    if value not in schema.get("enum", [value]):
+        return [f"{where}: {value!r}, expected one of {schema['enum']}"]
+    if isinstance(value, list):
+        inner = [problems(schema["items"], one, f"{where}[{n}]") for n, one in enumerate(value)]
+        return [problem for one in inner for problem in one]
+    if not isinstance(value, dict):
+        return []
+    known, more = schema.get("properties", {}), schema.get("additionalProperties")
+    missing = [f"{where}: lacks {name}" for name in schema.get("required", []) if name not in value]
+    for name, one in value.items():
+        if name not in known and more is None:
+            missing.append(f"{where}.{name}: no such field")
+        else:
+            missing += problems(known.get(name, more), one, f"{where}.{name}")
+    return missing
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_manifests_match_the_schemas_of_their_kinds(number: int) -> None:
+    """As a server that knows no other field would take them."""
+    manifest = manifests()[number]
+    kind = f"{manifest['apiVersion']}/{manifest['kind']}"
+    assert problems(SCHEMAS[KINDS[kind]], manifest, kind) == []
+
+
+def test_the_schemas_find_mistakes() -> None:
+    """A misspelt field, a wrong type, a word that is none, a field that is missing."""
+    _, _, job, in_place, _ = manifests()
+    job["spec"]["template"]["spec"]["containers"][0]["comand"] = ["x"]
+    job["spec"]["backoffLimit"] = "20"
+    del job["spec"]["template"]["spec"]["volumes"][0]["name"]
+    found = problems(SCHEMAS[KINDS["batch/v1/Job"]], job, "job")
+    assert sorted(one.partition(": ")[2] for one in found) == [
+        "'20', expected integer", "lacks name", "no such field",
+    ]  # fmt: skip
+    in_place["spec"]["failurePolicy"]["restartStrategy"] = "InPlace"
+    (one,) = problems(SCHEMAS[KINDS["jobset.x-k8s.io/v1alpha2/JobSet"]], in_place, "set")
+    assert "expected one of ['Recreate', 'BlockingRecreate', 'InPlaceRestart']" in one

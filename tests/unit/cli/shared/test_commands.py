@@ -108,13 +108,14 @@ def test_a_profile_of_this_machine_fits(here: Path) -> None:
     """The launcher's idea of the machine is the probes'."""
     from importlib import metadata
 
+    from autockpt.executors.linux.cores import usable_cores
     from autockpt.profiles.probes import host
 
     found = replace(
         example_profile().fingerprint,
         host=host.host_identity(),
         cpu=host.cpu_name(),
-        cores=host.usable_cores(),
+        cores=usable_cores(),
         torch_version=metadata.version("torch"),
     )
     assert plan_choice.machine_mismatches(found, ONE) == []

@@ -112,5 +112,4 @@ def test_this_machine_has_memory_and_an_identity() -> None:
     assert host.host_identity() == host.host_identity()
     assert os.uname().nodename not in host.host_identity()
     assert host.cpu_name()
-    assert host.usable_cores() >= 1
     assert host.mount_of("/").kind != "unknown"
