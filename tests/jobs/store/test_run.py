@@ -21,7 +21,7 @@ from autockpt.run_directory import control_path
 from autockpt.values.generation import Generation
 from tests.conftest import end_keeper
 from tests.jobs.kill.zygote import environment
-from tests.support import azurite
+from tests.support import azurite, google
 from tests.unit.executors.storage.remote.test_remote import endpoint, s3
 
 __all__ = ["endpoint", "s3"]
@@ -219,12 +219,16 @@ def test_a_new_machine_resumes_from_the_store_alone(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_azure_has_a_run_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks on another provider's protocol; all is lost but the store."""
-    url = f"az://{azurite.CONTAINER}/jobs/azure"
+@pytest.mark.parametrize("provider", ["az", "gs"])
+def test_other_providers_have_a_run_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str
+) -> None:
+    """Two ranks on the protocols of Azure and Google; all is lost but the store."""
+    kind, start = (azurite, azurite.azurite) if provider == "az" else (google, google.google)
+    url = f"{provider}://bucket/jobs/{provider}"
     expected = {rank: bare(tmp_path, steps=60, seed=rank) for rank in range(2)}
-    with azurite.azurite() as server:
-        for name, value in azurite.account(server).items():
+    with start() as server:
+        for name, value in kind.account(server).items():
             monkeypatch.setenv(name, value)
         with machine(tmp_path / "first", url, ranks=2) as first:
             first.start(steps=60, pace_s=0.1)

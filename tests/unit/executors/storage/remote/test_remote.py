@@ -14,7 +14,7 @@ from autockpt.executors.storage.places import object_store as objects_module
 from autockpt.executors.storage.remote import Objects, RemoteCopies
 from autockpt.values.errors import AutockptError, ConfigError, StorageError
 from tests.contracts.remote_contract import Asked, RemoteContract, Trained
-from tests.support import azurite
+from tests.support import azurite, google
 
 _places = itertools.count()
 
@@ -138,6 +138,31 @@ class TestAzure(RemoteContract):
         for name, value in azurite.account(azure).items():
             monkeypatch.setenv(name, value)
         return lambda: Objects(f"az://{azurite.CONTAINER}/team/{next(_places)}")
+
+    @pytest.fixture(autouse=True)
+    def no_leak(self) -> None:
+        """Connections stay open for the next request."""
+
+
+@pytest.fixture(scope="module")
+def googles() -> Iterator[str]:
+    """Google's protocol, on this machine."""
+    with google.google() as url:
+        yield url
+
+
+@pytest.mark.slow
+class TestGoogle(RemoteContract):
+    """Over HTTP, with generations and conditions on them."""
+
+    stride = 4
+
+    @pytest.fixture
+    def fresh(self, googles: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Objects]:
+        """A prefix each."""
+        for name, value in google.account(googles).items():
+            monkeypatch.setenv(name, value)
+        return lambda: Objects(f"gs://{google.BUCKET}/team/{next(_places)}")
 
     @pytest.fixture(autouse=True)
     def no_leak(self) -> None:
