@@ -20,7 +20,8 @@ from typing import Any
 from autockpt.executors.image.container import ImageIndex
 from autockpt.executors.keeper.saving.shard_writer import PersistTarget, ShardOutcome, ShardPipeline
 from autockpt.executors.linux.memory import Arena
-from autockpt.executors.protocol.retention import deletions
+from autockpt.executors.protocol.messages import holds_weights_only
+from autockpt.executors.protocol.retention import deletions, reductions
 from autockpt.executors.protocol.selection import (
     Choice,
     Question,
@@ -36,8 +37,15 @@ from autockpt.executors.storage.catalogue import (
     verify_generation,
 )
 from autockpt.executors.storage.directory.directory import CheckpointDirectory
-from autockpt.executors.storage.directory.records import read_commit
-from autockpt.executors.storage.guard import check_deletions
+from autockpt.executors.storage.directory.records import files_of, read_commit
+from autockpt.executors.storage.guard import check_deletions, check_reduction
+from autockpt.executors.storage.places.choose import place_of
+from autockpt.executors.storage.rewriting.commits import (
+    forget_rewritten,
+    new_suffix,
+    remove_replaced,
+    replace_commit,
+)
 from autockpt.values.errors import AutockptError, StorageError
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Retention
@@ -80,9 +88,13 @@ JOBS = (
 
 
 @functools.lru_cache(maxsize=128)
-def image_of(generation: Generation, rank: int, shape: Shape) -> bytes:
-    """The reference: what rank `rank` holds in `generation`; half of it compresses."""
-    noise = random.Random(f"{generation}/{rank}").randbytes(shape.image_bytes // 2 + 1)
+def image_of(generation: Generation, rank: int, shape: Shape, *, weights: bool = False) -> bytes:
+    """The reference: what rank `rank` holds in `generation`; half of it compresses.
+
+    `weights`: after its optimizer state was dropped.
+    """
+    seed = f"{generation}/{rank}{'/weights' if weights else ''}"
+    noise = random.Random(seed).randbytes(shape.image_bytes // 2 + 1)
     return b"".join(noise[i : i + 2048] * 2 for i in range(0, len(noise), 2048))[
         : shape.image_bytes
     ]
@@ -133,6 +145,7 @@ class Job:
         generation = None if choice is None else choice.generation
         self.directory.write_decision(self.term, 1, generation, "newest")
         self.directory.trash_unfinished(self.term)
+        remove_replaced(self.directory, term=self.term)
         return choice
 
     def choose(self, struck: frozenset[Strike]) -> Choice | None:
@@ -156,20 +169,45 @@ class Job:
         )  # fmt: skip
         self.promise(generation)
 
-    def _shard(self, folder: str, generation: Generation, rank: int) -> dict[str, Any]:
+    def reduce(self, generation: Generation) -> None:
+        """Its shards are written again, as `keep.weights_only` does it."""
+        folder = self.directory.generation_path(generation)
+        records: list[dict[str, Any]] = []
+        suffix = new_suffix(self.term)
+        try:
+            catalogue = self.directory.catalogue(self.run_id)
+            chain = newest_chain(parents_of(self.directory.parents(), catalogue))
+            wish = Retention(keep_last=self.shape.keep, weights_only=True)
+            if generation not in reductions(catalogue, wish, chain=chain):
+                return
+            check_reduction(catalogue, generation)
+            commit = read_commit(os.path.join(folder, "COMMIT"))
+            for rank in range(self.shape.world):
+                record = self._shard(folder, generation, rank, suffix=suffix)
+                records.append({**record, "weights_only": True})
+            replace_commit(self.directory, commit, tuple(records), term=self.term)
+        except (AutockptError, OSError) as error:
+            forget_rewritten(folder, tuple(records))
+            if isinstance(error, OSError):
+                raise StorageError(f"{folder}/COMMIT: {error.strerror}") from error
+            raise
+
+    def _shard(
+        self, folder: str, generation: Generation, rank: int, *, suffix: str = "a1"
+    ) -> dict[str, Any]:
         arena = Arena.anonymous(self.shape.image_bytes)
         image = arena.view[: self.shape.image_bytes]
-        image[:] = image_of(generation, rank, self.shape)
+        image[:] = image_of(generation, rank, self.shape, weights=suffix != "a1")
         try:
-            return self._store(folder, generation, rank, image)
+            return self._store(folder, generation, rank, image, suffix)
         finally:
             image.release()
             arena.close()
 
     def _store(
-        self, folder: str, generation: Generation, rank: int, image: memoryview
+        self, folder: str, generation: Generation, rank: int, image: memoryview, suffix: str
     ) -> dict[str, Any]:
-        shard, idx = f"shard-{rank:05d}-a1.safetensors", f"idx-{rank:05d}-a1.json"
+        shard, idx = f"shard-{rank:05d}-{suffix}.safetensors", f"idx-{rank:05d}-{suffix}.json"
         written = Written()
         pipeline = ShardPipeline(
             image, chunk_bytes=CHUNK, available=lambda: len(image), streaming=True, known=None,
@@ -262,6 +300,10 @@ DURABLE = Generation(term=1, step=3)
 """What every scene begins with."""
 
 
+OLDEST = Generation(term=1, step=1)
+"""Below two newer ones that stay whole."""
+
+
 class Scene:
     """A directory with a past, made once for a shape and copied for every case.
 
@@ -323,6 +365,7 @@ ACTS: dict[str, Callable[[Job], object]] = {
     "scrub": lambda job: job.scrub(Generation(term=1, step=3)),
     "retain": lambda job: job.retain(),
     "restore": lambda job: job.restore(),
+    "reduce": lambda job: job.reduce(OLDEST),
     "trash": lambda job: _abort(job),
 }
 """What a keeper does to a directory, one at a time."""
@@ -346,10 +389,17 @@ def life(job: Job) -> None:
     job.retain()
 
 
-def require_recovery(job: Job, promised: Generation) -> Generation:
-    """After the fault is over: the newest durable generation comes back, and saving goes on."""
+def require_recovery(
+    job: Job, promised: Generation, *, late: Callable[[], None] = lambda: None
+) -> Generation:
+    """After the fault is over: the newest durable generation comes back, and saving goes on.
+
+    `late`: what arrives at the storage behind the next start.
+    """
     after = Job(path=job.path, shape=job.shape)
     after.start("after")
+    late()
+    require_readable(after, OLDEST)
     restored = after.restore()
     require(restored is not None, f"nothing can be restored, {promised} was durable")
     assert restored is not None
@@ -362,6 +412,21 @@ def require_recovery(job: Job, promised: Generation) -> Generation:
     left = [name for name in _walk(job.path) if "/trash/" in name]
     require(not left, f"left in the trash: {left[:3]}")
     return restored
+
+
+def require_readable(job: Job, generation: Generation) -> None:
+    """A commit reads back whole, or as weights; beside it stand no shards of the other."""
+    folder = job.directory.generation_path(generation)
+    if not place_of(folder).exists(os.path.join(folder, "COMMIT")):
+        return
+    commit = read_commit(os.path.join(folder, "COMMIT"))
+    weights = holds_weights_only(commit.records)
+    for rank in range(job.shape.world):
+        same = read_shard(folder, rank) == image_of(generation, rank, job.shape, weights=weights)
+        require(same, f"{generation}, rank {rank}: other bytes, weights only: {weights}")
+    shards = {name for name in place_of(folder).names(folder) if name.startswith("shard-")}
+    left = shards - files_of(commit.records)
+    require(not left, f"{generation}: {sorted(left)} were left")
 
 
 def _walk(path: str) -> Iterator[str]:

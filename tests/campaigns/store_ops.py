@@ -1,6 +1,7 @@
 """A fault at every request to an object store: refused, or carried out with the answer lost.
 
-A request whose answer is lost has taken effect.  The store is a directory behind the same library.
+A request whose answer is lost has taken effect.  One that is late takes effect after the next start
+of the run.  The store is a directory behind the same library.
 """
 
 import contextlib
@@ -8,7 +9,7 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
@@ -39,8 +40,9 @@ class Fault:
 
     request: int
     """Its number, from 0."""
-    is_behind: bool
-    """It takes effect, and its answer is lost."""
+    kind: str
+    """refused; lost: it takes effect, and its answer is lost; late: an error, and a put takes
+    effect after the next start."""
     is_sticky: bool
     """So do all later ones."""
 
@@ -56,7 +58,38 @@ class FaultyObjects(Objects):
         super().__init__(url)
         self.fault: Fault | None = None
         self.requests = 0
+        self._late: list[Callable[[], object]] = []
         self._lock = threading.Lock()
+
+    def land(self) -> None:
+        """What is late arrives."""
+        late, self._late = self._late, []
+        for put in late:
+            with contextlib.suppress(AutockptError):
+                put()
+
+    def create(self, name: str, body: bytes) -> bool:
+        """See `Objects`."""
+        self._delay(name, lambda: super(FaultyObjects, self).create(name, body))
+        return super().create(name, body)
+
+    def write(self, name: str, body: bytes) -> None:
+        """See `Objects`."""
+        self._delay(name, lambda: super(FaultyObjects, self).write(name, body))
+        super().write(name, body)
+
+    def replace(self, name: str, old: bytes, new: bytes) -> bool:
+        """See `Objects`."""
+        self._delay(name, lambda: super(FaultyObjects, self).replace(name, old, new))
+        return super().replace(name, old, new)
+
+    def _delay(self, name: str, put: Callable[[], object]) -> None:
+        """Raises StorageError where the next request is late."""
+        fault = self.fault
+        if fault is not None and fault.kind == "late" and fault.hits(self.requests):
+            self.requests += 1
+            self._late.append(put)
+            raise StorageError(f"{self.url}/{name}: cannot write: no answer")
 
     @contextlib.contextmanager
     def asking(self, verb: str, name: str) -> Iterator[None]:
@@ -65,7 +98,7 @@ class FaultyObjects(Objects):
             number, self.requests = self.requests, self.requests + 1
         hit = self.fault is not None and self.fault.hits(number)
         error = StorageError(f"{self.url}/{name}: cannot {verb}: 503 of request {number}")
-        if hit and self.fault is not None and not self.fault.is_behind:
+        if hit and self.fault is not None and self.fault.kind != "lost":
             raise error
         with super().asking(verb, name):
             yield
@@ -74,7 +107,7 @@ class FaultyObjects(Objects):
 
 
 class StoreEverywhere:
-    """Every (shape, act, request, refused or answer lost, one-shot or sticky), mixed."""
+    """Every (shape, act, request, refused, answer lost or late, one-shot or sticky), mixed."""
 
     claim = "an object store that fails at any request, also behind its back, loses nothing durable"
 
@@ -86,11 +119,11 @@ class StoreEverywhere:
         self._patches.enter_context(patch.object(store, "PAUSES_S", (0.0, 0.0)))
         self._newest = {shape: self._template(shape) for shape in SHAPES}
         self._plan = [
-            (shape, act, Fault(request=request, is_behind=behind, is_sticky=sticky))
+            (shape, act, Fault(request=request, kind=kind, is_sticky=sticky))
             for shape in SHAPES
             for act in ACTS
             for request in range(self._requests(shape, act))
-            for behind in (False, True)
+            for kind in ("refused", "lost", "late")
             for sticky in (False, True)
         ]
         self.distinct: int | None = len(self._plan)
@@ -145,7 +178,7 @@ class StoreEverywhere:
             require(time.monotonic() < deadline, f"{what}: descriptors left open")
             time.sleep(0.01)
         try:
-            require_recovery(job, max(promised))
+            require_recovery(job, max(promised), late=self._objects.land)
         except Exception as error:
             raise AssertionError(f"{what}, then: {error!r}") from error
         return outcome

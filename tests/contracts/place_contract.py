@@ -1,5 +1,6 @@
 """What the protocol asserts on a checkpoint directory, wherever that stands."""
 
+import contextlib
 import itertools
 import threading
 import time
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 
 from autockpt.executors.linux.memory import Arena
+from autockpt.executors.protocol.messages import holds_weights_only
 from autockpt.executors.protocol.selection import newest_chain, on_lineage, parents_of
+from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.storage.catalogue import verify_generation
 from autockpt.executors.storage.directory import claims as claims_module
 from autockpt.executors.storage.directory import commits as commits_module
@@ -19,8 +22,13 @@ from autockpt.executors.storage.directory import records as records_module
 from autockpt.executors.storage.directory import removal as removal_module
 from autockpt.executors.storage.directory.claims import TermFile
 from autockpt.executors.storage.directory.directory import CheckpointDirectory
+from autockpt.executors.storage.directory.records import read_commit
 from autockpt.executors.storage.places.choose import place_of
 from autockpt.executors.storage.places.images import create_image, open_image
+from autockpt.executors.storage.rewriting import commits as rewriting_module
+from autockpt.executors.storage.rewriting.commits import remove_replaced, replace_commit
+from autockpt.executors.storage.rewriting.weights_only import write_weights
+from autockpt.executors.throttle.rate_limit import Unlimited
 from autockpt.values.errors import (
     ConfigError,
     CorruptCheckpointError,
@@ -31,6 +39,8 @@ from autockpt.values.errors import (
 from autockpt.values.generation import Generation
 from autockpt.values.record import from_json
 from tests.contracts.directory_contract import in_threads
+from tests.unit.executors.checkpoints import commit_state
+from tests.unit.executors.states import trained
 
 G1, G2 = Generation(term=1, step=10), Generation(term=1, step=20)
 PAGES = 3
@@ -46,7 +56,7 @@ class Died(BaseException):
 class Mortal:
     """The storage of a process that dies in front of its nth change."""
 
-    CHANGES = frozenset({"publish", "write", "write_new", "move", "remove", "discard"})
+    CHANGES = frozenset({"publish", "replace", "write", "write_new", "move", "remove", "discard"})
 
     def __init__(self, place: Any, after: int) -> None:
         self._place, self._left = place, after
@@ -270,6 +280,61 @@ class PlaceContract:
         record = self.shard(directory, G2)[0]
         with pytest.raises(StorageError, match="is gone, and a shard is a difference to it"):
             self.put(directory, run_id, G2, ({**record, "base": G1.name},))
+
+    def test_a_replacement_needs_the_text_that_was_read(self, path: str) -> None:
+        """Of several at the same time one counts; one whose answer was lost counts once."""
+        self.opened(path)
+        place, record = place_of(path), f"{path}/COMMIT.probe.tmp"
+        assert not place.replace(record, b"", b"new")
+        place.require_replacing(record)
+        assert not place.exists(record)
+        place.publish(record, b"old", replace=False)
+        assert not place.replace(record, b"other", b"new")
+        assert place.read(record) == b"old"
+        if not place.is_store:
+            assert place.replace(record, b"old", b"new")
+            return
+        done: list[bytes] = []
+        meeting = threading.Barrier(4)
+
+        def replace(text: bytes) -> None:
+            meeting.wait(60)
+            if place.replace(record, b"old", text):
+                done.append(text)
+
+        threads = [threading.Thread(target=replace, args=(b"new %d" % n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert done == [place.read(record)]
+
+    def test_a_commit_loses_its_optimizer_state_or_keeps_it_wherever_a_process_dies(
+        self, path: str, patch: pytest.MonkeyPatch
+    ) -> None:
+        """It reads back at once, and behind the next start, which leaves no other shards."""
+        first, seen, ends = Generation(term=1, step=1), set[bool](), False
+        for after in itertools.count():
+            directory, run_id = self.opened(f"{path}/{after}")
+            model, optimizer = trained()
+            state = LiveState({"model": model}, {"optimizer": optimizer}, {})
+            folder = commit_state(directory, run_id, first, state, step=1)
+            commit, records = write_weights(directory, first, Unlimited(), term=1)
+            mortal = Mortal(place_of(path), after)
+            with patch.context() as dying, contextlib.suppress(Died):
+                dying.setattr(rewriting_module, "place_of", lambda _, one=mortal: one)
+                replace_commit(directory, commit, records, term=1)
+                ends = True
+            assert verify_generation(directory.path, first.name).ok, after
+            directory.claim(run_id, "launch", 1, force=True)
+            remove_replaced(directory, term=2)
+            assert verify_generation(directory.path, first.name).ok, after
+            shards = [n for n in place_of(path).names(folder) if n.startswith("shard-")]
+            assert len(shards) == 1, after
+            seen.add(holds_weights_only(read_commit(f"{folder}/COMMIT").records))
+            if ends:
+                break
+        assert seen == {True, False}
 
     def test_a_process_that_dies_in_a_commit_leaves_it_or_nothing(
         self, path: str, patch: pytest.MonkeyPatch

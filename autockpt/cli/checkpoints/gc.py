@@ -66,8 +66,10 @@ def pin(console: Console, path: str, name: str, generation: str | None, remove: 
     """
     import os
 
+    from autockpt.executors.protocol.messages import holds_weights_only
     from autockpt.executors.storage.directory.directory import CheckpointDirectory
     from autockpt.executors.storage.directory.marks import require_pin_name
+    from autockpt.executors.storage.directory.records import read_commit
     from autockpt.integrations.places import find_place, generation_folder
     from autockpt.values.errors import OptionError
     from autockpt.values.generation import Generation
@@ -78,10 +80,13 @@ def pin(console: Console, path: str, name: str, generation: str | None, remove: 
         require_pin_name(name)
     directory = CheckpointDirectory(find_place(path, in_store=True).directory)
     if remove:
-        kept = directory.unpin(name)
+        kept, what = directory.unpin(name), "is not pinned any more"
     else:
         kept = Generation.from_name(os.path.basename(generation_folder(path, generation)))
         directory.pin(kept, name)
-    what = "is not pinned any more" if remove else f"is pinned as {name} and stays"
+        what = f"is pinned as {name} and stays"
+        commit = read_commit(os.path.join(directory.generation_path(kept), "COMMIT"))
+        if holds_weights_only(commit.records):
+            what += "; it holds weights only, for keep.weights_only has dropped its optimizer state"
     console.object("pin", {"name": name, "generation": kept.name, "pinned": not remove})
     console.say(f"{kept.name} {what}")

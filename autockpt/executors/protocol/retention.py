@@ -17,7 +17,7 @@ import contextlib
 import math
 from collections.abc import Iterable
 
-from autockpt.executors.protocol.messages import CatalogueEntry, Record, TermParent
+from autockpt.executors.protocol.messages import REPLACES, CatalogueEntry, Record, TermParent
 from autockpt.executors.protocol.selection import on_lineage
 from autockpt.values.errors import ConfigError
 from autockpt.values.generation import Generation
@@ -115,9 +115,13 @@ def best(counted: Iterable[CatalogueEntry], retention: Retention) -> frozenset[G
 
 
 def bases_of(records: Iterable[Record]) -> frozenset[Generation]:
-    """Generations that the shards of a commit are stored as differences to."""
+    """Generations that the shards of a commit are stored as differences to.
+
+    They include bases of whole shards that may still come back.
+    """
     found: set[Generation] = set()
-    for name in {str(record["base"]) for record in records if "base" in record}:
+    listed = [each for record in records for each in (record, record.get(REPLACES, {}))]
+    for name in {str(record["base"]) for record in listed if "base" in record}:
         with contextlib.suppress(ConfigError):  # a name that nobody wrote needs nothing
             found.add(Generation.from_name(name))
     return frozenset(found)

@@ -35,7 +35,7 @@ from autockpt.executors.storage.places.unfinished_uploads import (
     end_upload,
     unfinished_uploads,
 )
-from autockpt.executors.storage.rewriting.commits import replaced_shards
+from autockpt.executors.storage.rewriting.commits import remove_unnamed, replaced_shards
 from autockpt.executors.storage.runtime_paths import is_ours_alone, keepers_directory
 from autockpt.values.errors import (
     AutockptError,
@@ -68,7 +68,7 @@ class Leftover:
 
     path: str
     kind: str
-    """trash, spare, temporary, unfinished, upload or keeper."""
+    """trash, spare, temporary, unfinished, replaced, upload or keeper."""
     bytes: int
     """0 for an upload, of which a listing says no size."""
     upload: UnfinishedUpload | None = None
@@ -252,9 +252,8 @@ def _of_generation(directory: str, name: str, newest_term: int | None) -> Iterat
             yield _leftover(folder, file, "temporary", size)
         elif "COMMIT" not in files and is_ours(file):
             yield _leftover(folder, file, "unfinished", size)
-    if not is_store_url(directory):
-        for file in replaced_shards(folder):
-            yield _leftover(folder, file, "unfinished", None)
+    for file in replaced_shards(folder):
+        yield _leftover(folder, file, "replaced", files.get(file))
 
 
 def _leftover(folder: str, name: str, kind: str, listed_bytes: int | None) -> Leftover:
@@ -287,7 +286,11 @@ def remove(leftover: Leftover) -> None:
         if not end_upload(leftover.upload):
             raise OSError(errno.EIO, "the store did not end the upload")
     elif is_store_url(leftover.path):
-        place_of(leftover.path).remove(leftover.path)
+        folder, _, name = leftover.path.rpartition("/")
+        if leftover.kind == "replaced":
+            remove_unnamed(folder, [name])
+        else:
+            place_of(leftover.path).remove(leftover.path)
     if is_store_url(leftover.path):
         return
     if os.path.isdir(leftover.path) and not os.path.islink(leftover.path):

@@ -103,8 +103,6 @@ _IN_STORE: tuple[tuple[str, Any, str], ...] = (
      "it"),
     ("staging.path", "direct", "writes to a disk past host memory, and disk.path is an object "
      "store; remove it"),
-    ("keep.weights_only", True, "shards are read and written again beside the training, which "
-     "would load each older checkpoint down and up, and disk.path is an object store; remove it"),
     ("archive.codec", ..., "an archive is made of checkpoints in a directory, and disk.path is an "
      "object store; remove one of them"),
     ("remote.url", ..., "copies the checkpoints of a directory, and disk.path is an object store "

@@ -9,10 +9,13 @@ import pytest
 import autockpt as library
 from tests.jobs.kill.ordeal import read_events
 from tests.unit.cli.scripts import autockpt, write
+from tests.unit.executors.storage.remote.test_remote import endpoint, s3
+
+__all__ = ["endpoint", "s3"]
 
 POLICY = """
 version: 1
-disk: {interval: 2 steps}
+disk: {interval: 2 steps PATH}
 keep: {last: 1, every: 2 steps, weights_only: true}
 """
 SCRIPT = """
@@ -46,10 +49,15 @@ def begin(cwd: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.slow
-def test_older_checkpoints_hold_weights_and_restarts_take_whole_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["disk", "store"])
+def test_older_checkpoints_hold_weights_and_restarts_take_whole_ones(
+    tmp_path: Path, s3: None, place: str
+) -> None:
     """Listed, verified, loaded and fine-tuned from; a resume from one is refused."""
+    stored = f"{tmp_path}/r/checkpoints" if place == "disk" else "s3://bucket/weights"
     write(tmp_path, "train.py", SCRIPT)
-    write(tmp_path, "policy.yaml", POLICY)
+    path = "" if place == "disk" else f', path: "{stored}"'
+    write(tmp_path, "policy.yaml", POLICY.replace(" PATH", path))
     first = begin(tmp_path, "--run-dir", "r", "train.py")
     assert first.returncode == 0, first.stderr
     again = begin(tmp_path, "--run-dir", "r", "train.py")
@@ -72,10 +80,11 @@ def test_older_checkpoints_hold_weights_and_restarts_take_whole_ones(tmp_path: P
     refused = begin(tmp_path, "--run-dir", "r", "--resume-from", name, "train.py")
     assert refused.returncode == 78, refused.stderr
     assert f"--resume-from {name}: holds weights only" in refused.stderr
-    path = f"{tmp_path}/r/checkpoints/{name}"
+    path = f"{stored}/{name}"
     state = library.load(path)
     assert "optimizer" not in state
     assert "1.running_mean" in state["model"]
+    write(tmp_path, "policy.yaml", POLICY.replace(" PATH", ""))
     tuned = begin(tmp_path, "--run-dir", "tuned", "train.py", path)
     assert tuned.returncode == 0, tuned.stderr
     expected = state["model"]["0.weight"].double().sum().item()

@@ -11,6 +11,9 @@ Health = Literal["good", "suspect", "bad"]
 """Verdict on the numbers in a state; only `good` is chosen by itself and counts in retention."""
 Record = dict[str, Any]
 """One shard file in a commit: JSON data, opaque here except the optional key `root`."""
+REPLACES = "replaces"
+"""Key of the record of a shard of weights: the record of the whole one, which may still come back.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

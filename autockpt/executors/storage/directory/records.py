@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from autockpt.executors.protocol.messages import REPLACES
 from autockpt.executors.storage.places.choose import place_of
 from autockpt.executors.storage.places.place import MAX_RECORD_BYTES, always
 from autockpt.values.errors import AutockptError, ConfigError, CorruptCheckpointError, StorageError
@@ -157,8 +158,9 @@ def generations_in(path: str) -> list[Generation]:
 
 
 def files_of(records: Iterable[Mapping[str, Any]]) -> frozenset[str]:
-    """Names of the files that a commit lists."""
-    return frozenset(str(record.get(key)) for record in records for key in ("file", "index"))
+    """Names of the files that a commit lists, also of shards that may come back."""
+    listed = [each for record in records for each in (record, record.get(REPLACES)) if each]
+    return frozenset(str(record.get(key)) for record in listed for key in ("file", "index"))
 
 
 def is_ours(name: str) -> bool:

@@ -21,7 +21,7 @@ from autockpt.executors.storage.directory.records import (
 from autockpt.executors.storage.file_reuse import ReusableFiles
 from autockpt.executors.storage.places.choose import place_of
 from autockpt.executors.storage.places.place import Place
-from autockpt.executors.storage.places.unfinished_uploads import end_uploads_before
+from autockpt.executors.storage.places.unfinished_uploads import end_uploads_before, end_uploads_of
 from autockpt.values.errors import AutockptError, GuardError, StorageError
 from autockpt.values.generation import Generation
 
@@ -36,21 +36,48 @@ class Removal:
         self.path = path
         self._place = place
         self._commits = commits
+        self._dropped: set[Generation] = set()
+        """Generations without a COMMIT of which a store may still have shards or parts."""
         self.spares = ReusableFiles(path)
 
     def trash(self, generation: Generation) -> None:
         """Moves an uncommitted generation away; refuses one with a COMMIT.
 
         Raises GuardError, or StorageError where the storage cannot say whether there is one.
+        A store is asked again at the next removal.
         """
         path = self._commits.generation_path(generation)
         commit = os.path.join(path, "COMMIT")
         if self._place.is_store and generation in self._commits.unclear:
             raise GuardError(f"{path}: its COMMIT may still appear, and it is not trash")
+        if self._place.is_store:
+            self._dropped.add(generation)
         with storage_error("look for", commit):
             if is_there(commit):
                 raise GuardError(f"{path}: has a COMMIT and is not trash")
         self._remove(path)
+        self._sweep(generation)
+
+    def _sweep(self, generation: Generation) -> None:
+        """Removes what is left of it in a store, and of earlier ones that could not be removed.
+
+        A store that was lost for hours has refused many saves.  They begin uploads, which it bills.
+        """
+        if not self._place.is_store:
+            return
+        self._dropped.add(generation)
+        for dropped in sorted(self._dropped):
+            path = self._commits.generation_path(dropped)
+            with contextlib.suppress(AutockptError, OSError):
+                left = self._place.names(path)
+                if "COMMIT" in left:
+                    self._dropped.discard(dropped)
+                    continue
+                self._place.discard(path, filter(is_ours, left), "")
+                if not end_uploads_of(self.path, dropped):
+                    return
+                if dropped != generation and not any(map(is_ours, self._place.names(path))):
+                    self._dropped.discard(dropped)  # looked at twice: a rank may have put one late
 
     def trash_unfinished(self, term: int) -> None:
         """Trashes what incarnations before `term` left without a COMMIT: now that it is claimed,
@@ -106,6 +133,7 @@ class Removal:
         for rank, name in enumerate(shards):
             self.spares.keep(rank, os.path.join(path, name))
         self._remove(path, listed)
+        self._sweep(generation)
         return freed
 
     def _remove(self, path: str, listed: frozenset[str] = frozenset()) -> None:

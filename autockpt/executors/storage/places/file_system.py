@@ -50,6 +50,19 @@ class FileSystem:
         self.settle(os.path.dirname(path))
         return True
 
+    def replace(
+        self, path: str, old: bytes, new: bytes, *, is_wanted: Callable[[], bool] = always
+    ) -> bool:
+        """See `Place`; of two processes the later one wins."""
+        try:
+            same = self.read(path) == old
+        except FileNotFoundError:
+            return False
+        return same and self.publish(path, new, replace=True, is_wanted=is_wanted)
+
+    def require_replacing(self, path: str) -> None:
+        """See `Place`: claims of the directory exclude each other."""
+
     def read(self, path: str, *, limit: int = MAX_RECORD_BYTES) -> bytes:
         """See `Place`; of links, pipes and devices nothing is read."""
         # O_NONBLOCK: opening a pipe must not hang.

@@ -4,6 +4,7 @@ An object is there whole or not at all, and can be put on the condition that it 
 """
 
 import contextlib
+import fcntl
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -76,6 +77,8 @@ class Objects:
         self._store: Any = _open(url) if store is None else store
         self._folder = _folder(url) if store is None else None
         self._has_account = store is None and self._folder is None
+        self._replaces = False
+        """The store has shown that it honours the condition of `replace`."""
 
     @property
     def store(self) -> Any:
@@ -107,6 +110,81 @@ class Objects:
         with self.asking("write", name):
             obstore.put(self.store, name, body, use_multipart=False)
             self.settle(name)
+
+    def replace(self, name: str, old: bytes, new: bytes) -> bool:
+        """Puts a small object over one that holds `old`; False where it holds something else.
+
+        Of several callers one gets True.  After an error the put may still come, until the object
+        changes otherwise.
+        """
+        if self._folder is not None:
+            return self._replace_file(self._folder, name, old, new)
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        with contextlib.suppress(FileNotFoundError), self.asking("read", name):
+            found = obstore.get(self.store, name)
+            if found.meta["size"] != len(old) or bytes(found.bytes()) != old:
+                return False
+            with self.asking("write", name):
+                try:
+                    self._put_over(found.meta, name, new)
+                except (AlreadyExistsError, PreconditionError, FileNotFoundError):
+                    # A request that is repeated may meet what its first attempt has put.
+                    return self.read(name) == new
+            return True
+        return False
+
+    def _put_over(self, version: Any, name: str, body: bytes) -> None:
+        """Puts `body` over one version of an object, which the library's answers name."""
+        import obstore
+
+        known = {key: version[key] for key in ("e_tag", "version") if version.get(key)}
+        obstore.put(self.store, name, body, mode=known, use_multipart=False)  # type: ignore[arg-type]
+
+    def _replace_file(self, folder: str, name: str, old: bytes, new: bytes) -> bool:
+        """`replace` in a mounted directory: the folder's lock excludes other processes."""
+        import obstore
+
+        path = os.path.join(folder, name)
+        with contextlib.suppress(FileNotFoundError), self.asking("read", name):
+            fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                if self.read(name) != old:
+                    return False
+                with self.asking("write", name):
+                    obstore.put(self.store, name, new, use_multipart=False)
+                    self.settle(name)
+                return True
+            finally:
+                os.close(fd)
+        return False
+
+    def require_replacing(self, name: str) -> None:
+        """Raises StorageError for a store that ignores the condition of `replace`.
+
+        It is asked once, with an object `name` that is removed again.
+        """
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        if self._replaces or self._folder is not None:
+            return
+        with self.asking("write", name):
+            try:
+                first = obstore.put(self.store, name, b"first", use_multipart=False)
+                obstore.put(self.store, name, b"second", use_multipart=False)
+                self._put_over(first, name, b"third")
+            except (AlreadyExistsError, PreconditionError):
+                self._replaces = True
+            finally:
+                self.delete(name)
+        if not self._replaces:
+            raise StorageError(
+                f"{self.url}/{name}: the store ignores the condition of a put (If-Match): it "
+                "replaced an object that had changed"
+            )
 
     def read(self, name: str, limit: int = MAX_RECORD_BYTES) -> bytes | None:
         """A record; None: there is none.  Raises CorruptCheckpointError when it is too long."""

@@ -36,6 +36,21 @@ class Place(Protocol):
         Raises GuardError where it says no, StorageError for a disk that lies, OSError.
         """
 
+    def replace(
+        self, path: str, old: bytes, new: bytes, *, is_wanted: Callable[[], bool] = always
+    ) -> bool:
+        """Puts the record `new` in the place of `old`; False where the record is another one.
+
+        In an object store no other change can come between the look and the put.  Raises like
+        `publish`.
+        """
+
+    def require_replacing(self, path: str) -> None:
+        """Raises StorageError where `replace` cannot exclude a change between look and put.
+
+        `path`: of a temporary record.
+        """
+
     def read(self, path: str, *, limit: int = MAX_RECORD_BYTES) -> bytes:
         """A record.  Raises FileNotFoundError, CorruptCheckpointError where it is none, OSError."""
 

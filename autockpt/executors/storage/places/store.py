@@ -65,6 +65,21 @@ class StorePlace:
             # A request that is repeated may meet what its first attempt has put.
             return objects.create(name, text) or objects.read(name) == text
 
+    def replace(
+        self, path: str, old: bytes, new: bytes, *, is_wanted: Callable[[], bool] = always
+    ) -> bool:
+        """See `Place`: a put, on the condition that the object is the one that was read."""
+        objects, name = locate(path)
+        if not is_wanted():
+            raise GuardError(f"{path}: not wanted any more")
+        with _system_errors():
+            return objects.replace(name, old, new)
+
+    def require_replacing(self, path: str) -> None:
+        """See `Place`."""
+        objects, name = locate(path)
+        objects.require_replacing(name)
+
     def read(self, path: str, *, limit: int = MAX_RECORD_BYTES) -> bytes:
         """See `Place`."""
         objects, name = locate(path)

@@ -40,16 +40,19 @@ class UnfinishedUpload:
     """Of the start that began it."""
 
 
-def unfinished_uploads(url: str) -> list[UnfinishedUpload]:
+def unfinished_uploads(url: str, generation: Generation | None = None) -> list[UnfinishedUpload]:
     """Uploads of generations under a URL of S3, at most a thousand; none of another store.
 
-    A living run has some, too.  Raises StorageError where they cannot be listed.
+    `generation`: of this one alone.  A living run has some, too.
+
+    Raises StorageError where they cannot be listed.
     """
     scheme, _, rest = url.partition("://")
     bucket, _, prefix = rest.strip("/").partition("/")
     if scheme not in ("s3", "s3a"):
         return []
-    query = {"uploads": "", "prefix": f"{prefix}/" if prefix else ""}
+    within = [] if generation is None else [generation.name]
+    query = {"uploads": "", "prefix": "".join(f"{one}/" for one in filter(None, [prefix, *within]))}
     listed = _ask("GET", bucket, "", query)
     if listed == _FAILED:
         raise StorageError(
@@ -84,6 +87,21 @@ def end_uploads_before(url: str, term: int) -> int:
                     break
                 count += 1
     return count
+
+
+def end_uploads_of(url: str, generation: Generation) -> bool:
+    """Ends the uploads of one generation; False where some are left, or that is unknown.
+
+    Where there are no keys a rule of the bucket has to do it: True.
+    """
+    deadline = time.monotonic() + SWEEP_S
+    if not account.s3_keys():
+        return True
+    try:
+        found = unfinished_uploads(url, generation)
+    except StorageError:
+        return False
+    return all(time.monotonic() < deadline and end_upload(upload) for upload in found)
 
 
 _FAILED = "no answer"

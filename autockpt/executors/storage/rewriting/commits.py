@@ -1,32 +1,44 @@
 """A COMMIT that names other shards of the same state: the step that makes rewritten shards count.
 
-The files of both COMMITs stand until the new one is durable.  A process that is killed at any
-instant leaves one of them, whole, and files that the next start removes.
+It takes two replacements.  The first COMMIT names the new shards, and in `REPLACES` the whole ones:
+either may still win.  The second one is final, and only then the whole ones go.  A pin or a newer
+start that comes between finds both.  A process that is killed at any instant leaves one of them,
+whole, and files that the next start removes.
+
+In an object store a put may arrive late, even after the end of its process.  So each replacement is
+on the condition that the COMMIT is the one that was read, and no text of a COMMIT comes twice.
+Shards are removed once no put that names them can still arrive.
 """
 
 import contextlib
 import os
 import re
 import secrets
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from autockpt.executors.protocol.messages import Record
+from autockpt.executors.protocol.messages import REPLACES, Record, holds_weights_only
 from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.executors.storage.directory.marks import pin_of
 from autockpt.executors.storage.directory.records import (
     CommitFile,
     files_of,
-    publish,
+    names_in,
     read_commit,
-    read_small,
 )
-from autockpt.values.errors import AutockptError, ConfigError, GuardError, StorageError
+from autockpt.executors.storage.places.choose import place_of
+from autockpt.executors.storage.places.place import always
+from autockpt.values.errors import AutockptError, GuardError, StorageError
 from autockpt.values.generation import Generation
 from autockpt.values.record import to_json
 
+KEPT_WHOLE = "kept_whole"
+"""Key of the first shard's record: differs between two COMMITs of the same shards in a store."""
 _SHARDS = re.compile(r"(shard|idx)-\d{5}-[aw]\d+\.(safetensors|json)")
 _REWRITTEN = re.compile(r"(?:shard|idx)-\d{5}-w(\d+)\.(?:safetensors|json)")
 _NAMES_PER_TERM = 10**9
+_ATTEMPTS = 8
+"""Another process may decide the same COMMIT at the same time."""
 
 
 def new_suffix(term: int) -> str:
@@ -50,30 +62,42 @@ def replace_commit(
     Raises GuardError (fenced, or pinned meanwhile), StorageError, OSError, CorruptCheckpointError.
     """
     folder = directory.generation_path(commit.generation)
-    path = os.path.join(folder, "COMMIT")
     require_held(directory, term)
-    missing = files_of(records) - set(os.listdir(folder))
-    if missing or read_small(path) != to_json(commit).encode():
+    missing = files_of(records) - set(place_of(folder).names(folder))
+    if missing:
         raise StorageError(f"{folder}: was changed meanwhile; {sorted(missing)[:1]} is missing")
     _require_unpinned(folder, commit.generation)
-    text = to_json(replace(commit, records=records).sealed()).encode()
-    publish(path, text, replace=True, is_wanted=lambda: directory.holds(term))
+    both = [{**new, REPLACES: old} for new, old in zip(records, commit.records, strict=True)]
+    undecided = replace(commit, records=tuple(both)).sealed()
+    _swap(folder, commit, undecided, is_wanted=lambda: directory.holds(term))
     try:
         require_held(directory, term)
         # `pin` leaves its mark first and looks then, so one of the two sees the other.
         _require_unpinned(folder, commit.generation)
     except BaseException:
-        _put_back(folder, text, commit)
+        with contextlib.suppress(AutockptError, OSError):
+            _swap(folder, undecided, _whole(folder, undecided))
         raise
+    _swap(folder, undecided, replace(commit, records=records).sealed())
     _remove(folder, files_of(commit.records) - files_of(records))
 
 
-def _put_back(folder: str, text: bytes, commit: CommitFile) -> None:
-    """The old COMMIT in place of `text`, if what it names is still there."""
+def _swap(
+    folder: str, old: CommitFile, new: CommitFile, *, is_wanted: Callable[[], bool] = always
+) -> None:
+    """Raises StorageError where the COMMIT is not `old`, GuardError, OSError."""
     path = os.path.join(folder, "COMMIT")
-    with contextlib.suppress(AutockptError, OSError):
-        if read_small(path) == text and files_of(commit.records) <= set(os.listdir(folder)):
-            publish(path, to_json(commit).encode(), replace=True)
+    texts = to_json(old).encode(), to_json(new).encode()
+    if not place_of(folder).replace(path, *texts, is_wanted=is_wanted):
+        raise StorageError(f"{folder}: was changed meanwhile")
+
+
+def _whole(folder: str, commit: CommitFile) -> CommitFile:
+    """The commit of the whole shards, with a text in a store that it never had."""
+    records = [record.get(REPLACES, record) for record in commit.records]
+    if place_of(folder).is_store:
+        records[0] = {**records[0], KEPT_WHOLE: secrets.token_hex(8)}
+    return replace(commit, records=tuple(records)).sealed()
 
 
 def _require_unpinned(folder: str, generation: Generation) -> None:
@@ -83,10 +107,48 @@ def _require_unpinned(folder: str, generation: Generation) -> None:
 
 
 def forget_rewritten(folder: str, records: tuple[Record, ...]) -> None:
-    """Removes new shards that the present COMMIT does not name; where it is unknown, none."""
+    """Removes new shards that do not count; where that is unknown, none."""
     with contextlib.suppress(AutockptError, OSError):
-        named = files_of(read_commit(os.path.join(folder, "COMMIT")).records)
-        _remove(folder, files_of(records) - named)
+        commit = _decided(folder)
+        remove_unnamed(folder, files_of(records) - files_of(commit.records))
+
+
+def _decided(folder: str) -> CommitFile:
+    """The present COMMIT; one between two replacements is decided first, if it can be.
+
+    Raises CorruptCheckpointError, StorageError, OSError.
+    """
+    path = os.path.join(folder, "COMMIT")
+    for _ in range(_ATTEMPTS):
+        commit = read_commit(path)
+        if not any(REPLACES in record for record in commit.records):
+            break
+        names = set(place_of(folder).names(folder))
+        whole = _whole(folder, commit)
+        new = tuple({k: v for k, v in r.items() if k != REPLACES} for r in commit.records)
+        stands = files_of(new) <= names
+        if files_of(whole.records) <= names and (pin_of(folder) or not stands):
+            decided = whole
+        elif stands:
+            decided = replace(commit, records=new).sealed()
+        else:
+            break
+        with contextlib.suppress(StorageError):
+            _swap(folder, commit, decided)
+            _remove(folder, files_of(new) - files_of(decided.records))
+    return commit
+
+
+def remove_unnamed(folder: str, names: Iterable[str]) -> None:
+    """Removes the shards `names`, without any that the COMMIT lists.
+
+    In a store no put of a COMMIT that lists one can arrive later.  Raises AutockptError, OSError.
+    """
+    commit = _decided(folder)
+    unnamed = set(names) - files_of(commit.records)
+    if unnamed and place_of(folder).is_store and not holds_weights_only(commit.records):
+        _swap(folder, commit, _whole(folder, commit))
+    _remove(folder, unnamed)
 
 
 def remove_replaced(directory: CheckpointDirectory, *, term: int) -> None:
@@ -94,23 +156,24 @@ def remove_replaced(directory: CheckpointDirectory, *, term: int) -> None:
 
     Newer files may be in work, and stay.
     """
-    with contextlib.suppress(OSError):
-        for name in os.listdir(directory.path):
-            with contextlib.suppress(ConfigError):
+    with contextlib.suppress(AutockptError, OSError):
+        for name in names_in(directory.path):
+            with contextlib.suppress(AutockptError, OSError):
                 Generation.from_name(name)
                 folder = os.path.join(directory.path, name)
-                _remove(folder, replaced_shards(folder, term=term))
+                if any(_term_of(file) in range(1, term) for file in place_of(folder).names(folder)):
+                    _decided(folder)
+                    remove_unnamed(folder, replaced_shards(folder, term=term))
 
 
 def replaced_shards(folder: str, *, term: int | None = None) -> list[str]:
     """Shards in a generation's folder that its COMMIT does not name, if some were written again.
 
-    `term`: of terms before it.  Of a pinned generation none: a keeper killed behind a new COMMIT
-    may not have seen the pin.  Of a directory; in an object store nothing is written again.
+    `term`: of terms before it.  Of a pinned generation none: a person may want them.
     """
     names: list[str] = []
     with contextlib.suppress(OSError):
-        names = os.listdir(folder)
+        names = place_of(folder).names(folder)
     if "PINNED" not in names and any(map(_REWRITTEN.fullmatch, names)):
         with contextlib.suppress(AutockptError, OSError):
             named = files_of(read_commit(os.path.join(folder, "COMMIT")).records)
@@ -125,7 +188,7 @@ def _term_of(name: str) -> int:
     return int(match[1]) // _NAMES_PER_TERM if match else 0
 
 
-def _remove(folder: str, names: "list[str] | frozenset[str]") -> None:
+def _remove(folder: str, names: Iterable[str]) -> None:
     for name in names:
         with contextlib.suppress(OSError):
-            os.unlink(os.path.join(folder, name))
+            place_of(folder).remove(os.path.join(folder, name))

@@ -3,14 +3,16 @@
 from autockpt.executors.image.container import HEAD_BYTES, chunk_digest
 from autockpt.executors.image.layout.plan import Layout
 from autockpt.executors.linux.memory import PAGE_BYTES, Arena
-from autockpt.executors.storage.shard_file import ImageFile
+from autockpt.executors.storage.places.images import create_image
 
 
 class ImageStream:
     """An image that is written from its first byte to its last, chunk by chunk."""
 
     def __init__(self, path: str, layout: Layout, chunk_bytes: int) -> None:
-        self._file = ImageFile(path, allocate_bytes=layout.image_bytes, direct=True)
+        self._file = create_image(
+            path, image_bytes=layout.image_bytes, encoded=False, header_bytes=0, direct=True
+        )
         self._image_bytes = layout.image_bytes
         self._buffer = Arena.anonymous(chunk_bytes)
         self._chunk = self._buffer.view[:chunk_bytes]

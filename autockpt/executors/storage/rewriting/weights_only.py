@@ -26,6 +26,7 @@ from autockpt.executors.storage.catalogue import ShardFileSource, load_index, op
 from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.executors.storage.directory.records import CommitFile, read_commit
 from autockpt.executors.storage.file_reuse import is_tight
+from autockpt.executors.storage.places.choose import place_of
 from autockpt.executors.storage.rewriting.commits import (
     forget_rewritten,
     new_suffix,
@@ -35,6 +36,7 @@ from autockpt.executors.storage.rewriting.image_stream import ImageStream
 from autockpt.executors.throttle.rate_limit import Throttle
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 from autockpt.values.generation import Generation
+from autockpt.values.policy_keys.paths import is_store_url
 from autockpt.values.record import to_json
 
 Skeleton = dict[str, Any]
@@ -57,6 +59,7 @@ def write_weights(
     commit = read_commit(os.path.join(folder, "COMMIT"))
     if holds_weights_only(commit.records):
         return commit, commit.records
+    place_of(folder).require_replacing(os.path.join(folder, "COMMIT.probe.tmp"))
     suffix = new_suffix(term)
     records: list[Record] = [
         {
@@ -78,10 +81,12 @@ def write_weights(
 
 
 def missing_room(directory: CheckpointDirectory, generation: Generation) -> str:
-    """Why the disk has no room to write shards again, "" where it has.
+    """Why the disk has no room to write shards again, "" where it has, and for an object store.
 
     Saves come first: the new shards and one checkpoint have to fit.  Raises like `write_weights`.
     """
+    if is_store_url(directory.path):
+        return ""
     folder = directory.generation_path(generation)
     commit = read_commit(os.path.join(folder, "COMMIT"))
     whole = sum(load_index(folder, record, commit).image_bytes for record in commit.records)

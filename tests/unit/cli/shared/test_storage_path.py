@@ -70,7 +70,6 @@ def test_a_directory_that_is_not_there_yet_is_fine(here: Path) -> None:
         ("disk.codec=delta", "disk.codec: delta reads the checkpoint before"),
         ("disk.direct=true", "disk.direct: O_DIRECT is of file systems"),
         ("staging.path=direct", "staging.path: writes to a disk"),
-        ("keep.weights_only=true", "keep.weights_only: shards are read and written again"),
         ("archive.codec=none", "archive.codec: an archive is made of checkpoints in a directory"),
         ("remote.url=s3://bucket/copies", "remote.url: copies the checkpoints of a directory"),
     ],

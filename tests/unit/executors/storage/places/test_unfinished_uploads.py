@@ -1,5 +1,6 @@
 """Uploads that were cut off are listed and ended, by requests that a store takes for signed."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -9,13 +10,16 @@ from urllib.parse import parse_qs, parse_qsl, urlsplit
 import pytest
 
 from autockpt.executors.storage import maintenance
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.executors.storage.places import unfinished_uploads
 from autockpt.executors.storage.places.account import s3_keys
+from autockpt.executors.storage.places.choose import place_of
 from autockpt.executors.storage.places.object_store import PART_BYTES, Objects
 from autockpt.executors.storage.places.unfinished_uploads import (
     UnfinishedUpload,
     end_uploads_before,
 )
+from autockpt.values.errors import StorageError
 from autockpt.values.generation import Generation
 from tests.unit.executors.storage.remote.test_remote import account, endpoint, s3
 
@@ -169,3 +173,38 @@ def test_a_real_upload_that_was_cut_off_leaves_nothing(s3: None) -> None:
     assert [one.path for one in found] == [f"s3://bucket/{shard(2, 'cut')}"]
     maintenance.remove(found[0])
     assert [one.term for one in unfinished_uploads.unfinished_uploads(url)] == [3]
+
+
+@pytest.mark.slow
+def test_a_save_that_was_given_up_leaves_nothing_in_a_living_run(
+    s3: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its shards and cut uploads go with the next removal, also when the store was away then."""
+    url = "s3://bucket/living"
+    directory = CheckpointDirectory(url)
+    term = directory.claim(directory.open(), "launch", 0, force=False)
+    dropped, other = (Generation(term=term, step=step) for step in (4, 5))
+    folder = directory.generation_path(dropped)
+    place_of(folder).write_new(f"{folder}/shard-00000-a1.safetensors", b"bytes")
+    cut = Objects("s3://bucket").begin(f"living/{dropped.name}/shard-00001-a1.safetensors", 2**26)
+    for _ in range(3):
+        cut.write(bytes(PART_BYTES))
+    deadline = time.monotonic() + 60
+    while not unfinished_uploads.unfinished_uploads(url):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    with monkeypatch.context() as patch:
+        patch.setattr(Objects, "asking", no_store)
+        with pytest.raises(StorageError, match="no answer"):
+            directory.trash(dropped)
+    assert place_of(folder).names(folder)
+    directory.trash(other)
+    assert place_of(folder).names(folder) == []
+    assert unfinished_uploads.unfinished_uploads(url) == []
+
+
+@contextlib.contextmanager
+def no_store(self: Objects, verb: str, name: str) -> Iterator[None]:
+    """It does not answer."""
+    raise StorageError(f"{name}: cannot {verb}: no answer")
+    yield

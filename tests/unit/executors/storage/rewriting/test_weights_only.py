@@ -20,9 +20,13 @@ from autockpt.executors.storage import catalogue
 from autockpt.executors.storage.catalogue import list_generations, verify_generation
 from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.executors.storage.directory.records import CommitFile, read_commit
-from autockpt.executors.storage.maintenance import leftovers
+from autockpt.executors.storage.maintenance import leftovers, remove
+from autockpt.executors.storage.places.file_system import FileSystem
+from autockpt.executors.storage.places.store import StorePlace
 from autockpt.executors.storage.remote import Objects, RemoteCopies
+from autockpt.executors.storage.rewriting import commits
 from autockpt.executors.storage.rewriting.commits import (
+    KEPT_WHOLE,
     forget_rewritten,
     remove_replaced,
     replace_commit,
@@ -40,6 +44,7 @@ from autockpt.values.errors import (
 )
 from autockpt.values.generation import Generation
 from autockpt.values.record import to_json
+from tests.contracts.faults import Killed
 from tests.unit.cli.scripts import ROOT
 from tests.unit.executors.checkpoints import commit_images, commit_state, snapshot
 from tests.unit.executors.states import DTYPES, Holder, Module, random_tensor, trained
@@ -50,8 +55,9 @@ G = Generation(term=1, step=4)
 class Bench:
     """A directory with one commit of a training state."""
 
-    def __init__(self, path: Path, *, codec: str = "none") -> None:
-        self.directory = CheckpointDirectory(str(path / "checkpoints"))
+    def __init__(self, path: Path, *, codec: str = "none", place: str = "disk") -> None:
+        scheme = "file://" if place == "store" else ""
+        self.directory = CheckpointDirectory(f"{scheme}{path / 'checkpoints'}")
         self.run_id = self.directory.open()
         self.directory.claim(self.run_id, "launch", 0, force=False)
         model, optimizer = trained()
@@ -65,7 +71,8 @@ class Bench:
             {"model": model, "odd": odd, "tied": tied}, {"optimizer": optimizer},
             {"scheduler": scheduler, "average": average},
         )  # fmt: skip
-        self.folder = Path(commit_state(self.directory, self.run_id, G, state, codec=codec, step=4))
+        self.place = commit_state(self.directory, self.run_id, G, state, codec=codec, step=4)
+        self.folder = Path(self.place.removeprefix(scheme))
         self.directory.mark(G, "VERIFIED")
 
     def replace(self, directory: CheckpointDirectory, term: int) -> None:
@@ -74,8 +81,14 @@ class Bench:
         try:
             replace_commit(directory, commit, records, term=term)
         except (AutockptError, OSError):
-            forget_rewritten(str(self.folder), records)
+            forget_rewritten(directory.generation_path(G), records)
             raise
+
+    def is_as_it_was(self, commit: CommitFile) -> bool:
+        """Whether the whole shards count; in a store the text of the COMMIT is another one."""
+        now = self.commit
+        plain = tuple({k: v for k, v in r.items() if k != KEPT_WHOLE} for r in now.records)
+        return replace(now, records=plain).sealed() == commit
 
     def drop(self) -> CommitFile:
         """Optimizer state goes; the commit as it is then."""
@@ -112,10 +125,34 @@ def equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-@pytest.mark.parametrize("codec", ["none", "planes", "zstd"])
-def test_everything_but_optimizers_stays_to_the_bit(tmp_path: Path, codec: str) -> None:
+places = pytest.mark.parametrize("place", ["disk", "store"])
+
+
+def replacing(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    before: Callable[[], object] = lambda: None,
+    behind: Callable[[], object] = lambda: None,
+) -> None:
+    """Something happens around each replacement of a COMMIT."""
+    for kind in (FileSystem, StorePlace):
+
+        def replace(*args: Any, real: Any = kind.replace, **more: Any) -> bool:
+            before()
+            done = bool(real(*args, **more))
+            behind()
+            return done
+
+        monkeypatch.setattr(kind, "replace", replace)
+
+
+@pytest.mark.parametrize(
+    ("place", "codec"),
+    [("disk", "none"), ("disk", "planes"), ("disk", "zstd"), ("store", "none"), ("store", "zstd")],
+)
+def test_everything_but_optimizers_stays_to_the_bit(tmp_path: Path, place: str, codec: str) -> None:
     """Of every dtype, tied weights, buffers, attached objects; in a fraction of the bytes."""
-    bench = Bench(tmp_path, codec=codec)
+    bench = Bench(tmp_path, codec=codec, place=place)
     before = bench.tree()
     assert before.pop("optimizer")["state"]
     commit = bench.drop()
@@ -162,47 +199,116 @@ def test_a_damaged_checkpoint_stays_as_it_is(tmp_path: Path) -> None:
     assert sorted(os.listdir(bench.folder)) == names
 
 
-def test_a_pin_that_comes_meanwhile_keeps_it_whole(tmp_path: Path) -> None:
+@places
+def test_a_pin_that_comes_meanwhile_keeps_it_whole(tmp_path: Path, place: str) -> None:
     """A person pins a checkpoint while its new shards are written."""
-    bench = Bench(tmp_path)
+    bench = Bench(tmp_path, place=place)
     commit, records = write_weights(bench.directory, G, Unlimited(), term=1)
     bench.directory.pin(G, "paper")
     with pytest.raises(GuardError, match="pinned as 'paper' and stays whole"):
         replace_commit(bench.directory, commit, records, term=1)
-    forget_rewritten(str(bench.folder), records)
-    assert bench.commit == commit
+    forget_rewritten(bench.place, records)
+    assert bench.is_as_it_was(commit)
     assert bench.tree()["optimizer"]["state"]
     assert not list(bench.folder.glob("*-w*.*"))
 
 
+@places
 def test_a_pin_in_the_last_moment_brings_the_commit_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     """Between the look and the new COMMIT: `pin` leaves its mark first and looks then."""
-    from autockpt.executors.storage.rewriting import commits
-
-    bench, publish = Bench(tmp_path), commits.publish
-
-    def pinned_meanwhile(path: str, text: bytes, **more: Any) -> bool:
-        (bench.folder / "PINNED").write_text("paper\n")
-        return publish(path, text, **more)
-
-    monkeypatch.setattr(commits, "publish", pinned_meanwhile)
+    bench = Bench(tmp_path, place=place)
+    replacing(monkeypatch, before=lambda: (bench.folder / "PINNED").write_text("paper\n"))
     commit, records = write_weights(bench.directory, G, Unlimited(), term=1)
     with pytest.raises(GuardError, match="stays whole"):
         replace_commit(bench.directory, commit, records, term=1)
-    assert bench.commit == commit
+    assert bench.is_as_it_was(commit)
     assert verify_generation(bench.directory.path, G.name).ok
 
 
-def test_a_fenced_term_replaces_nothing(tmp_path: Path) -> None:
+@places
+@pytest.mark.parametrize("state", ["pinned", "not pinned", "new shard lost"])
+def test_a_start_decides_what_a_kill_left_between_two_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, state: str
+) -> None:
+    """A pinned one is whole again; no shard of the other kind is left."""
+    bench = Bench(tmp_path, place=place)
+    whole, records = write_weights(bench.directory, G, Unlimited(), term=1)
+
+    def die() -> None:
+        raise Killed("between")
+
+    with monkeypatch.context() as patch:
+        replacing(patch, behind=die)
+        with pytest.raises(Killed, match="between"):
+            replace_commit(bench.directory, whole, records, term=1)
+    assert len(list(bench.folder.glob("shard-*"))) == 2
+    assert verify_generation(bench.directory.path, G.name).ok
+    assert leftovers(bench.directory.path) == []
+    if state == "pinned":
+        bench.directory.pin(G, "paper")
+    elif state == "new shard lost":
+        (bench.folder / str(records[0]["file"])).unlink()
+    remove_replaced(bench.directory, term=2)
+    assert holds_weights_only(bench.commit.records) == (state == "not pinned")
+    assert bench.commit.records == records or bench.is_as_it_was(whole)
+    assert verify_generation(bench.directory.path, G.name).ok
+    assert len(list(bench.folder.glob("shard-*"))) == 1
+
+
+@places
+def test_a_checkpoint_between_two_commits_goes_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Retention deletes the shards of both."""
+    bench = Bench(tmp_path, place=place)
+    commit, records = write_weights(bench.directory, G, Unlimited(), term=1)
+    monkeypatch.setattr(commits, "_swap", Once(commits._swap))
+    with pytest.raises(StorageError, match="the second time"):
+        replace_commit(bench.directory, commit, records, term=1)
+    bench.directory.delete(G)
+    assert not bench.folder.exists() or not list(bench.folder.iterdir())
+
+
+class Once:
+    """A call that fails the second time."""
+
+    def __init__(self, real: Callable[..., object]) -> None:
+        self._real, self._calls = real, 0
+
+    def __call__(self, *args: Any, **more: Any) -> object:
+        self._calls += 1
+        if self._calls == 2:
+            raise StorageError("the second time")
+        return self._real(*args, **more)
+
+
+@places
+def test_a_fenced_term_replaces_nothing(tmp_path: Path, place: str) -> None:
     """A newer start may resume from exactly this one."""
-    bench = Bench(tmp_path)
+    bench = Bench(tmp_path, place=place)
     commit, records = write_weights(bench.directory, G, Unlimited(), term=1)
     CheckpointDirectory(bench.directory.path).claim(bench.run_id, "other", 0, force=True)
     with pytest.raises(GuardError, match="fenced"):
         replace_commit(bench.directory, commit, records, term=1)
     assert bench.commit == commit
+
+
+def test_a_store_that_ignores_the_condition_keeps_checkpoints_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked before anything is written; the question leaves nothing."""
+    ignoring = Objects("memory:///run", store=MemoryStore())
+    monkeypatch.setattr(
+        Objects, "_put_over", lambda self, version, name, body: self.write(name, body)
+    )
+    with pytest.raises(StorageError, match=r"ignores the condition of a put \(If-Match\)"):
+        ignoring.require_replacing("COMMIT.probe.tmp")
+    assert ignoring.sizes("") == {}
+    monkeypatch.undo()
+    ignoring.require_replacing("COMMIT.probe.tmp")
+    assert ignoring.sizes("") == {}
 
 
 class Interrupted(Unlimited):
@@ -219,9 +325,9 @@ class Interrupted(Unlimited):
             self._meanwhile()
 
 
-def two_ranks(tmp_path: Path, *, differ: bool = False) -> Bench:
+def two_ranks(tmp_path: Path, *, differ: bool = False, place: str = "disk") -> Bench:
     """A commit of two images, which differ in the parameters or are the same."""
-    bench = Bench(tmp_path)
+    bench = Bench(tmp_path, place=place)
     model, optimizer = trained()
     state = LiveState({"model": model}, {"optimizer": optimizer}, {})
     images = []
@@ -233,22 +339,24 @@ def two_ranks(tmp_path: Path, *, differ: bool = False) -> Bench:
                 for parameter in model.parameters():
                     parameter.add_(1)
     bench.directory.delete(G)
-    bench.folder = Path(commit_images(bench.directory, bench.run_id, G, images, step=4))
+    commit_images(bench.directory, bench.run_id, G, images, step=4)
     bench.directory.mark(G, "VERIFIED")
     return bench
 
 
+@places
 @pytest.mark.parametrize("newer", [True, False], ids=["newer start", "same start"])
 def test_two_who_write_one_again_do_not_remove_each_others_files(
-    tmp_path: Path, *, newer: bool
+    tmp_path: Path, place: str, *, newer: bool
 ) -> None:
     """One is paused at each of its reads, while the other sweeps and publishes its shards."""
-    bench, at, ended = two_ranks(tmp_path), 0, False
-    pristine = bench.directory.path
+    bench, at, ended = two_ranks(tmp_path, place=place), 0, False
+    pristine = bench.folder.parent
     while not ended:
         at += 1
-        work = CheckpointDirectory(shutil.copytree(pristine, str(tmp_path / str(at))))
-        bench.folder = Path(work.generation_path(G))
+        copy = shutil.copytree(pristine, str(tmp_path / str(at)))
+        work = CheckpointDirectory(f"file://{copy}" if place == "store" else copy)
+        bench.folder = Path(copy) / G.name
 
         def other(path: str = work.path) -> None:
             directory = CheckpointDirectory(path)
@@ -267,32 +375,24 @@ def test_two_who_write_one_again_do_not_remove_each_others_files(
     assert at > 4
 
 
-@pytest.mark.parametrize("look", [1, 2], ids=["before", "behind"])
+@places
+@pytest.mark.parametrize("look", ["before", "behind"])
 def test_a_claim_in_the_last_moment_keeps_the_old_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, look: str
 ) -> None:
     """A newer start claims the directory directly before the new COMMIT appears, or behind it."""
-    from autockpt.executors.storage.rewriting import commits
-
-    bench, published = Bench(tmp_path), commits.publish
+    bench = Bench(tmp_path, place=place)
 
     def claim() -> None:
         directory = CheckpointDirectory(bench.directory.path)
         if directory.holds(1):
             directory.claim(bench.run_id, "other", 0, force=True)
 
-    def publish(path: str, text: bytes, **more: Any) -> bool:
-        if look == 1:
-            claim()
-        done = published(path, text, **more)
-        claim()
-        return done
-
-    monkeypatch.setattr(commits, "publish", publish)
     commit, records = write_weights(bench.directory, G, Unlimited(), term=1)
-    with pytest.raises(GuardError, match=str(bench.directory.path)):
+    replacing(monkeypatch, **{look: claim})
+    with pytest.raises(GuardError, match=str(bench.folder.parent)):
         replace_commit(bench.directory, commit, records, term=1)
-    assert bench.commit == commit
+    assert bench.is_as_it_was(commit)
     assert verify_generation(bench.directory.path, G.name).ok
 
 
@@ -422,13 +522,24 @@ def test_a_kill_at_any_instant_loses_nothing(tmp_path: Path, every: int) -> None
     assert int(kill_at) > 20
 
 
-def test_gc_removes_what_a_killed_keeper_left(tmp_path: Path) -> None:
+@places
+@pytest.mark.parametrize("start", [True, False], ids=["start", "gc"])
+def test_gc_or_a_start_removes_what_a_killed_keeper_left(
+    tmp_path: Path, place: str, *, start: bool
+) -> None:
     """Beside a COMMIT only shards that it does not name."""
-    bench = Bench(tmp_path)
+    bench = Bench(tmp_path, place=place)
     _, (record,) = write_weights(bench.directory, G, Unlimited(), term=1)
-    left = {os.path.basename(one.path) for one in leftovers(bench.directory.path)}
-    assert left == {record["index"], record["file"]}
-    remove_replaced(bench.directory, term=2)
+    bench.directory.heartbeat(1)
+    found = [one for one in leftovers(bench.directory.path) if one.kind == "replaced"]
+    assert {os.path.basename(one.path) for one in found} == {record["index"], record["file"]}
+    if start:
+        remove_replaced(bench.directory, term=2)
+    else:
+        for one in found:
+            remove(one)
+    assert len(list(bench.folder.glob("shard-*"))) == 1
+    assert bench.tree()["optimizer"]["state"]
     assert not [one for one in leftovers(bench.directory.path) if G.name in one.path]
 
 
