@@ -50,6 +50,8 @@ class Framework:
     """What the driver imports."""
     launches: bool = False
     """It starts its ranks, and starts them again; else `autockpt run` does, or torchrun."""
+    prefix: tuple[str, ...] = ()
+    """In front of the command: a network namespace, where the framework has its nodes in such."""
 
     @property
     def python(self) -> str:
@@ -117,7 +119,8 @@ def own(framework: Framework, case: Case, folder: str) -> Outcome:
 
 
 def _command(framework: Framework, folder: str, how: str, case: Case) -> list[str]:
-    return [framework.python, framework.driver, folder, how, _text(case)]
+    words = [framework.python, framework.driver, folder, how, _text(case)]
+    return [*framework.prefix, *words]
 
 
 def _text(case: Case) -> str:

@@ -83,7 +83,9 @@ def _protected(
     from tests.contracts.adapter_contract import PLAN
 
     case = Case(**config["case"])
-    rare = (*PLAN, "disk.interval=100000 steps") if case.option == "preempted" else PLAN
+    rare = (*PLAN, "disk.interval=100000 steps") if case.option in ("preempted", "peers") else PLAN
+    if case.option == "peers":
+        rare = (*rare, "redundancy.scheme=replicas", "redundancy.copies=2")
     ckpt = adapter.attach(
         model=model, optimizer=optimizer, scheduler=scheduler, data=loader,
         goal=with_settings(Goal(), rare),
@@ -154,7 +156,8 @@ def main() -> None:
         loop,
         train_loop_config={"case": case, "how": how, "folder": folder},
         scaling_config=ScalingConfig(
-            num_workers=(1, 2) if case["option"] == "elastic" else case["ranks"], use_gpu=False
+            num_workers=(1, 2) if case["option"] == "elastic" else case["ranks"], use_gpu=False,
+            placement_strategy="SPREAD",
         ),
         run_config=RunConfig(
             name="contract", storage_path=f"{folder}/store",

@@ -28,18 +28,16 @@ PREDECESSOR_S = 0.9
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Daemonises, takes the node's lock and serves until the run is over."""
+    """Takes the node's lock and serves until the run is over; without `--child` as a daemon."""
     parser = argparse.ArgumentParser(prog="autockpt-keeper", allow_abbrev=False)
     parser.add_argument("--run-directory", required=True)
     parser.add_argument("--node", type=int, required=True)
     parser.add_argument("--checkpoints", required=True)
     parser.add_argument("--run-id", default="")
+    parser.add_argument("--child", action="store_true")
     options = parser.parse_args(arguments)
-    if os.fork():
-        os._exit(0)
-    os.setsid()
-    if os.fork():
-        os._exit(0)
+    if not options.child:
+        _leave_parent()
     _settle()
     seat = Seat(options.run_directory, options.node)
     if not seat.take():
@@ -136,6 +134,15 @@ def _locked(fd: int, wait_s: float) -> bool:
             if time.monotonic() >= deadline:
                 return False
         time.sleep(0.005)
+
+
+def _leave_parent() -> None:
+    """Goes on in a session of its own, whose parent is the system."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
 
 
 def _settle() -> None:

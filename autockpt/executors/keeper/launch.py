@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from autockpt import new_files
 from autockpt.executors.keeper.wire import (
@@ -31,6 +32,29 @@ ANSWER_S = 2.0
 RESPAWN_S = 1.0
 """A keeper answers 10 ms after its fork; one that does not by then died on the way.  A second one
 that was not needed finds the lock taken and leaves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperStart:
+    """How to start a keeper as a child of another process, which lives as long."""
+
+    run_directory: str
+    node: int
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    log_path: str
+
+
+_starter: Callable[[KeeperStart], bool] | None = None
+
+
+def start_keepers_by(starter: Callable[[KeeperStart], bool] | None) -> None:
+    """From now on `starter` starts the keepers of this process, for a framework that does it.
+
+    It returns False where it could not, and says why: then they are started as without it.
+    """
+    global _starter
+    _starter = starter
 
 
 def socket_path(run_directory: str, node: int) -> str:
@@ -220,6 +244,13 @@ def _spawn(run_directory: str, node: int, checkpoints: str, run_id: str) -> str:
     # In front of the user's own: that may be relative (we run in /) or know nothing of us.
     path = [_package_root(), *filter(None, [environment.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(path)
+    if _starter is not None:
+        start = KeeperStart(
+            run_directory=run_directory, node=node, command=(*command, "--child"),
+            environment=environment, log_path=log_path,
+        )  # fmt: skip
+        if _starter(start):
+            return log_path
     with (
         open(log_path, "ab", opener=new_files.private) as log,
         open(os.devnull, "rb") as nothing,

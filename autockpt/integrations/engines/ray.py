@@ -10,7 +10,8 @@
                 ckpt.report({"loss": loss.item()})
 
 Ray starts the workers anew after a failure: in other processes, maybe on other nodes, maybe fewer.
-The keeper outlives them, so that the new workers go on from memory.  Ray does not say how often it
+The keeper of a node is in a detached actor, which outlives them (`ray_keeper`), so that the new
+workers go on from memory.  Ray does not say how often it
 has started them: rank 0 writes that down in the directory of the run.  A preemption that Ray
 announces makes a durable checkpoint; the training goes on until the node is taken, as Ray wants it.
 """
@@ -30,7 +31,9 @@ from ray.train.collective import broadcast_from_rank_zero
 
 import autockpt
 from autockpt import new_files
+from autockpt.executors.keeper.launch import start_keepers_by
 from autockpt.integrations.adapters import OverSession
+from autockpt.integrations.engines.ray_keeper import start_in_actor
 from autockpt.launch.given import GivenLaunch, give_launch, numbered
 from autockpt.values.errors import ConfigError
 
@@ -77,6 +80,7 @@ def join(*, run_dir: str | None = None) -> str:
             launch_id=given["launch"], job=f"ray:{name}", run_dir=given["run_dir"], node=node
         )
     )
+    start_keepers_by(start_in_actor)
     return str(given["run_dir"])
 
 

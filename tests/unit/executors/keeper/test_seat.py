@@ -200,3 +200,27 @@ def test_a_run_in_a_store_may_lose_its_run_directory(tmp_path: Path) -> None:
         )  # fmt: skip
         Keeper._look_for_run(keeper)
         assert keeper._is_removed is is_removed
+
+
+@pytest.mark.parametrize("can_start", [True, False])
+def test_another_process_may_be_the_parent_of_a_keeper(run: Path, can_start: bool) -> None:
+    """It waits for its child then; where it cannot start one, the keeper is a daemon."""
+    children: list[subprocess.Popen[bytes]] = []
+
+    def start_child(start: launch.KeeperStart) -> bool:
+        assert (start.run_directory, start.node) == (str(run), 0)
+        if can_start:
+            children.append(subprocess.Popen(start.command, env=start.environment, cwd="/"))
+        return can_start
+
+    launch.start_keepers_by(start_child)
+    try:
+        launch.ensure_keeper(str(run), 0, checkpoints=str(run / "checkpoints"))
+    finally:
+        launch.start_keepers_by(None)
+    status = launch.keeper_status(str(run), 0)
+    assert status is not None
+    assert (status.pid in [child.pid for child in children]) is can_start
+    assert launch.release_keeper(str(run), 0)
+    for child in children:
+        assert child.wait(timeout=60) == 0
