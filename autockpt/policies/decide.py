@@ -269,11 +269,10 @@ def _interval_choice(
         f"{often}, so {free} is "
         f"{format_duration(optimum_s) if optimum_s < float('inf') else 'unbounded'}"
     )
-    reason += (
-        f"; {intervals.binding} decides"
-        if intervals.binding
-        else f", rounded to {format_duration(period_s)} in whole iterations"
-    )
+    if intervals.binding:
+        reason += f"; {intervals.binding} decides"
+    elif format_duration(period_s) != format_duration(optimum_s):
+        reason += f", rounded to {format_duration(period_s)} in whole iterations"
     return Choice(
         name=name,
         chosen=f"{steps} steps ({format_duration(period_s)})",

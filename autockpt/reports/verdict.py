@@ -263,7 +263,8 @@ def losses(restores: Sequence[Restore], ages: Sequence[Age], *, nothing: bool) -
         lost_s, down_s = (sum(getattr(r, n) for r in failures) for n in ("lost_s", "down_s"))
         again = f"{_steps(steps)} ({format_duration(lost_s)}) trained again"
         told = f": {again}, {format_duration(down_s)} down" if steps else ""
-        parts.append(f"{times} cost {format_duration(lost_s + down_s)} in all{told}.")
+        if lost_s + down_s > 0:
+            parts.append(f"{times} cost {format_duration(lost_s + down_s)} in all{told}.")
     if unkept:
         steps, lost_s = sum(r.lost_steps for r in unkept), sum(r.lost_s for r in unkept)
         parts.append(

@@ -154,6 +154,9 @@ class Session:
 
     def _steps_left(self, total: int, until: int | None) -> Iterator[int]:
         """The steps of a loop of ours, each with its boundary behind it."""
+        _require_count("total", total)
+        if until is not None:
+            _require_count("until", until)
         self._begin_loop(total)
         rank, end = self._rank, total if until is None else min(total, until)
         while rank.step < end and not self._stopper.has_stopped:
@@ -537,6 +540,19 @@ class Session:
         self._rank.rebuilding = None
         self._rank.live.refresh()
         self._rank.say("the structure of the checkpoint is built again, and its state is put back")
+
+
+def _require_count(name: str, value: Any) -> None:
+    """Raise ConfigError for something else than a number of iterations."""
+    try:
+        is_count = bool(value >= 0)
+    except TypeError:
+        is_count = False
+    if not is_count:
+        raise ConfigError(
+            f"{name} of ckpt.batches() or ckpt.steps(): expected a number of iterations, "
+            f"0 or more, got {value!r}"
+        )
 
 
 def ways_out() -> str:

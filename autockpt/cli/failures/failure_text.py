@@ -35,7 +35,8 @@ def print_history(console: Console, history: FailureHistory, *, nodes: int | Non
     of_nodes = sum(one.of_nodes for one in history.incidents)
     console.styled(history.source, "bold")
     console.result(
-        f"{len(history.incidents)} interruptions, {of_nodes} of nodes, in {node_days:.4g} node-days"
+        f"{len(history.incidents)} interruption{'s' * (len(history.incidents) != 1)}, "
+        f"{of_nodes} of nodes, in {node_days:.4g} node-days"
         f" and {job_days:.4g} job-days"
     )
     console.result(f"per node     {_rate(rates.per_node, 1000.0, 'per 1000 node-days')}")

@@ -166,7 +166,9 @@ def _say(
         console.say(f"newest checkpoint that survives the loss of a node: {status.last_protected}")
     if status.last_remote:
         console.say(f"newest checkpoint in the object store: {status.last_remote}")
-    if attached and not status.protected:
+    if attached and not status.last_step and status.state == "finished":
+        console.warn("nothing was trained: the loop had no iteration")
+    elif attached and not status.protected and status.last_step:
         console.warn("nothing of this training is durable; look at the disk before it is needed")
     for tier in status.degraded:
         console.warn(str(tier))

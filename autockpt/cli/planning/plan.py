@@ -4,7 +4,7 @@ import shlex
 
 import click
 
-from autockpt.cli.shared.options import Command, common, policy_options, repeated
+from autockpt.cli.shared.options import Command, common, out_file, policy_options, repeated
 from autockpt.console import Console
 
 EXAMPLES = """
@@ -39,7 +39,6 @@ def plan(
 
     The failures of the runs beside the profile count, those since it was taken, too.
     """
-    from pathlib import Path
 
     from autockpt.cli.shared import plan_choice
     from autockpt.cli.shared.decision_text import plan_object, print_decision
@@ -65,7 +64,7 @@ def plan(
         from autockpt.policies.policy_file import plan_to_yaml
         from autockpt.run_directory import RunDirectory
 
-        target = Path(out)
+        target = out_file(out)
         RunDirectory(target.parent).write_text(target.name, plan_to_yaml(decision))
     shown = plan_object(decision.plan, decision)
     if trainer is not None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from autockpt.cli.shared.options import Command, common
+from autockpt.cli.shared.options import Command, common, out_file
 from autockpt.console import Console
 
 EXAMPLES = """
@@ -43,12 +43,12 @@ def report(
     from autockpt.run_directory import RunDirectory
 
     run = RunDirectory.open(run_dir)
+    target = _beside(run.report, redact) if out is None else out_file(out)
     format_ = format_ or ("json" if console.json and out is None else "html")
     text = renderers.report(run_data(run), format_=format_, redacted=redact)
     if out is None and format_ != "html":
         _print(console, format_, text)
         return
-    target = Path(out) if out is not None else _beside(run.report, redact)
     RunDirectory(target.parent).write_text(target.name, text)
     console.object("report", {"format": format_, "report": str(target.absolute())})
     console.result(shown(target))
@@ -69,11 +69,11 @@ def _compare(
     from autockpt.reports.model import build
     from autockpt.reports.redact import redact_together
     from autockpt.run_directory import RunDirectory
-    from autockpt.values.errors import ConfigError
+    from autockpt.values.errors import OptionError
     from autockpt.values.record import to_data
 
     if len(run_dirs) != 2 or out is not None or format_ not in (None, "text", "json"):
-        raise ConfigError(
+        raise OptionError(
             f"a comparison takes two run directories, --format text or json, and no --out; got "
             f"{len(run_dirs)} directories, --format {format_ or 'text'}, --out {out or 'none'}"
         )

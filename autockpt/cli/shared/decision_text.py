@@ -7,7 +7,7 @@ from autockpt.console import Console
 from autockpt.reports.remarks import grouped
 from autockpt.values.plan import CheckpointPlan, Choice, Decision, Expected
 from autockpt.values.record import to_data
-from autockpt.values.units import format_bytes, format_duration, format_fraction
+from autockpt.values.units import format_duration, format_fraction
 
 
 def plan_object(plan: CheckpointPlan, decision: Decision | None) -> dict[str, Any]:
@@ -29,8 +29,7 @@ def print_plan(console: Console, plan: CheckpointPlan) -> None:
     staging = plan.staging
     console.result(f"plan      {_intervals(plan)} (safe defaults: nothing was measured yet)")
     console.result(
-        f"staging   {staging.schedule}, {staging.persist}, {staging.writers} writers of "
-        f"{format_bytes(staging.chunk_bytes)} chunks, {plan.slots} slots"
+        f"staging   {staging.schedule}, {staging.persist}, {staging.write_way}, {plan.slots} slots"
     )
 
 

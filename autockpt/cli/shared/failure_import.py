@@ -89,10 +89,14 @@ def _text(path: str) -> str:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror}; pass a record of failures"
+        ) from None
 
 
 def _recognised(text: str, path: str) -> str:
+    if not text.strip():
+        raise ConfigError(f"{path}: is empty; a record of failures has at least one line")
     tests: dict[str, Callable[[str], bool]] = {
         "kept": lambda text: text.startswith("{") and _KEPT in text,
         "log": own_log.recognises,

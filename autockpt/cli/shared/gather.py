@@ -35,7 +35,7 @@ def run_data(run: RunDirectory) -> "RunData":
     events = tuple(run.events())
     written_s = run.status_written_s()
     origins = run.failure_origins()
-    argv = (*(["-m"] if info.module else []), info.script, *info.args) if info else ()
+    argv = () if info is None else _argv(info)
     return RunData(
         title=run.path.name,
         command=f"autockpt {info.mode} {shlex.join(argv)}" if info else "",
@@ -67,7 +67,7 @@ def _resume(run: RunDirectory, info: RunInfo) -> str:
     from autockpt.cli.shared.plan_choice import launch_words
 
     place = shlex.quote(_typed(run.path, info))
-    return f"autockpt run --run-dir {place} {launch_words(_scale(info))}{info.command}"
+    return f"autockpt run --run-dir {place} {launch_words(_scale(info))}{shlex.join(_argv(info))}"
 
 
 def _train(run: RunDirectory, info: RunInfo, goal: Goal | None) -> str:
@@ -91,6 +91,14 @@ def _scale(info: RunInfo) -> "Scale":
     from autockpt.cli.shared.plan_choice import Scale
 
     return Scale(world_size=info.nodes * info.ranks_per_node, nodes=info.nodes)
+
+
+def _argv(info: RunInfo) -> tuple[str, ...]:
+    """The script and its arguments, typed where the run was started."""
+    from pathlib import Path
+
+    script = ("-m", info.script) if info.module else (_typed(Path(info.script), info),)
+    return (*script, *info.args)
 
 
 def _typed(path: "Path", info: RunInfo) -> str:

@@ -136,7 +136,33 @@ def find_script(script: str, module: bool, args: tuple[str, ...]) -> Script:
         raise ConfigError(f"{script}: no such script{_similar(path)}")
     if not os.access(path, os.R_OK):
         raise ConfigError(f"{script}: cannot be read by this user; see `ls -l {script}`")
+    _require_python(path)
     return Script(target=str(path.absolute()), module=False, args=args, shown=script)
+
+
+def _require_python(path: Path) -> None:
+    """Raise ConfigError for a notebook and for the script of another interpreter."""
+    if path.suffix == ".ipynb":
+        raise ConfigError(
+            f"{path}: is a notebook; save it as a script: jupyter nbconvert --to script {path}"
+        )
+    with open(path, "rb") as file:
+        first = file.readline(200).decode(errors="replace").strip()
+    if first.startswith("#!") and "py" not in first:
+        raise ConfigError(
+            f"{path}: begins with {first!r}, and is no Python script; put `autockpt run` into it, "
+            "in front of the Python script that it starts"
+        )
+
+
+def out_file(text: str) -> Path:
+    """The file of an option --out.  Raises ConfigError where no file can be."""
+    path = Path(text)
+    if path.is_dir():
+        raise ConfigError(f"--out {text}: is a directory; name a file in it")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--out {text}: no directory {path.parent}; make it first")
+    return path
 
 
 def _check_module(name: str) -> None:

@@ -155,6 +155,8 @@ class LiveState:
         **others: Any,
     ) -> "LiveState":
         """The state of a job as `attach` receives it.  Raises ConfigError naming a bad entry."""
+        if model is None:
+            raise ConfigError("attach(model=...): expected a torch.nn.Module, got None")
         attached = _named(model, "model", torch.nn.Module)
         for module in attached.values():
             shard_again(gathering_units(module))  # else its parameters are not the optimizer's
@@ -163,6 +165,7 @@ class LiveState:
         _require_shapes(models)
         optimizers = _named(_viewed(optimizer), "optimizer", torch.optim.Optimizer)
         for name, value in others.items():
+            _require_keyword(name, value)
             if value is not None and not isinstance(value, Stateful):
                 raise ConfigError(
                     f"attach({name}=...): a {type(value).__qualname__} has no "
@@ -567,6 +570,20 @@ def _named(value: Any, what: str, kind: type) -> dict[str, Any]:
             )
         result[attached_name(name, what)] = item
     return result
+
+
+def _require_keyword(name: str, value: Any) -> None:
+    """Raise ConfigError for an object that has a keyword of its own."""
+    kind, several = type(value).__qualname__, "several go in a dict by name"
+    if isinstance(value, torch.optim.Optimizer):
+        raise ConfigError(
+            f"attach({name}=...): a {kind} goes under optimizer=; {several}: "
+            "optimizer={'first': ..., 'second': ...}"
+        )
+    if isinstance(value, torch.utils.data.DataLoader) and not isinstance(value, Stateful):
+        raise ConfigError(
+            f"attach({name}=...): a {kind} goes under data=; further ones go through ckpt.loader()"
+        )
 
 
 def attached_name(name: str, what: str) -> str:

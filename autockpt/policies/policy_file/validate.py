@@ -13,6 +13,7 @@ from autockpt.policies.policy_file.table import KeyTable
 from autockpt.values.errors import ConfigError
 from autockpt.values.plan import interval_conflict
 from autockpt.values.policy_keys.paths import is_store_url
+from autockpt.values.units import format_duration
 
 VERSION = 1
 CONDITION = r"\s*(>=|<=|==|>|<)?\s*([0-9]+)\s*"
@@ -74,6 +75,13 @@ def combined_problems(values: Mapping[str, Any], mark: Callable[[str], Mark]) ->
         message = interval_conflict(memory.steps or 0, disk.steps or 0)
         message = message.removeprefix("disk.interval ")
         found += [("disk.interval", message)] if message else []
+    often, most_s = getattr(disk, "seconds", None), values.get("limits.lost_time")
+    if often is not None and most_s is not None and often > most_s:
+        message = (
+            f"{format_duration(often)} between checkpoints may lose more than limits.lost_time "
+            f"{format_duration(most_s)}; nearest: disk.interval {format_duration(most_s)}"
+        )
+        found.append(("disk.interval", message))
     if "failures.notice" in values and "failures.preemption" not in values:
         message = "says how long ahead; failures.preemption, how often, is missing"
         found.append(("failures.notice", message))

@@ -358,7 +358,7 @@ def _strings(*patterns: str) -> list[dict[str, Any]]:
 
 def _with_unit(value: Any, example: str) -> str:
     if isinstance(value, bool):
-        raise ValueError(f"expected {example}, got {str(value).lower()}")
+        raise ValueError(f"expected a quantity such as {example}, got {str(value).lower()}")
     if isinstance(value, int | float):
         raise ValueError(f"a bare number is ambiguous; write a unit, e.g. {example}")
     return str(value)

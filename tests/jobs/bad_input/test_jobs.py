@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal, Limits
@@ -80,8 +81,27 @@ def test_memory_for_one_slot_still_saves_to_storage(live: Live) -> None:
             r"attach\(model=\.\.\.\): expected a torch\S+Module, got list; several go in a dict by "
             r"name: model=\{'first': \.\.\., 'second': \.\.\.\}",
         ),
+        ({"model": None}, r"attach\(model=\.\.\.\): expected a torch\S+Module, got None"),
+        (
+            {"optimiser": torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)},
+            r"attach\(optimiser=\.\.\.\): a SGD goes under optimizer=; several go in a dict",
+        ),
+        (
+            {"loader": torch.utils.data.DataLoader([1, 2])},
+            r"attach\(loader=\.\.\.\): a DataLoader goes under data=",
+        ),
     ],
-    ids=["function", "nested", "no-state-dict", "policy", "no-module", "list"],
+    ids=[
+        "function",
+        "nested",
+        "no-state-dict",
+        "policy",
+        "no-module",
+        "list",
+        "none",
+        "optimizer",
+        "loader",
+    ],
 )
 def test_what_cannot_be_saved_is_said_at_attach(
     more: dict[str, Any], said: str, live: Live

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from autockpt.session.boundaries import iterations
+from autockpt.values.errors import ConfigError
 from tests.jobs.session.test_ending import DATA, Counted
 from tests.support import trainings
 
@@ -133,6 +134,18 @@ def test_an_error_of_the_loader_leaves_the_epoch_where_it_was(
         except OSError:
             random = torch.get_rng_state()
     assert sorted(torch.cat(batches).tolist()) == list(range(100))
+
+
+@pytest.mark.parametrize("total", [-5, "5", None, float("nan")])
+def test_a_length_that_is_none_is_refused(begin: Callable[..., Counted], total: Any) -> None:
+    """In both loops, with what was given; a loop of length 0 trains nothing."""
+    it = begin(shuffled())
+    for loop in (it.ckpt.batches, it.ckpt.steps):
+        with pytest.raises(ConfigError, match=f"expected a number of iterations.* got {total!r}"):
+            next(loop(total))
+    with pytest.raises(ConfigError, match="until of"):
+        next(it.ckpt.steps(TOTAL, until="3"))
+    assert list(it.ckpt.steps(0)) == []
 
 
 def test_a_loop_behind_the_end_of_another_says_that_it_saves_nothing(

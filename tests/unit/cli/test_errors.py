@@ -69,6 +69,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["run", "--nnodes", "2", "t.py"], 2, "add --rdzv-endpoint HOST:PORT"),
         (["profile", "--nnodes", "2", "t.py"], 2, "add --rdzv-endpoint HOST:PORT"),
         (["failures", "."], 78, "no record of failures in it (failures.jsonl)"),
+        (["failures", "empty.csv"], 78, "empty.csv: is empty"),
+        (["failures", "nowhere"], 78, "pass a record of failures"),
+        (["run", "n.ipynb"], 78, "is a notebook; save it as a script"),
+        (["run", "t.sh"], 78, "begins with '#!/bin/sh', and is no Python script"),
+        (["report", "runs/b", "--format", "text", "--out", "out"], 78, "name a file in it"),
+        (["report", "runs/b", "--format", "text", "--out", "x/y"], 78, "no directory x; make it"),
+        (["report", "a", "b", "c"], 2, "a comparison takes two run directories"),
         (["policy", "explain", "builtin:auto", "dsk"], 2, "did you mean 'disk'"),
         (["policy", "explain", "builtin:auto", "disk.writer"], 2, "did you mean 'disk.writers'"),
         (["push", "run", "http://host/bucket"], 78, "AWS_ALLOW_HTTP=true"),
@@ -134,6 +141,10 @@ def test_bad_input(
 ) -> None:
     """The same error as a sentence and as an object; no traceback either way."""
     (here / "t.py").write_text("")
+    (here / "t.sh").write_text("#!/bin/sh\nautockpt run t.py\n")
+    for name in ("n.ipynb", "empty.csv"):
+        (here / name).touch()
+    (here / "out").mkdir()
     if "run.json" in argv:
         (here / "run.json").write_text("{}")
     (here / "broken.yaml").write_text("version: 1\ndisk: {writers: [1\n")

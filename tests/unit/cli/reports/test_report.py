@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autockpt.cli.app import run
-from autockpt.run_directory import RunDirectory
+from autockpt.run_directory import RunDirectory, RunInfo
 from tests.unit.cli.reports.test_one_source import write
 from tests.unit.reports.examples import a_profile, run_events
 
@@ -23,6 +23,19 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         mark = replace(profile.fingerprint, storage=f"nfs on {host}")
         directory.write_profile(replace(profile, fingerprint=mark))
         write(directory, run_events(ranks=1, total=720))
+
+
+@pytest.mark.parametrize(
+    ("script", "shown"), [("/job/t.py", "t.py"), ("/other/t.py", "/other/t.py")]
+)
+def test_the_command_is_shown_as_it_was_typed(
+    capsys: pytest.CaptureFixture[str], script: str, shown: str
+) -> None:
+    """Relative to the directory of the start, where the script is in it."""
+    info = RunInfo(run_id="0" * 32, created="", script=script, args=("--lr", "1"), cwd="/job")
+    RunDirectory("before/r").write_info(info)
+    assert run(["report", "before/r", "--format", "json"]) == 0
+    assert f'"autockpt run {shown} --lr 1"' in capsys.readouterr().out
 
 
 def comparison(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:

@@ -415,12 +415,22 @@ ODD = ["limits.stall=1.2345678901 ms", "limits.overhead=0.1 %", "limits.disk=123
         (["failures.preemption=auto"], "failures.notice: says how long ahead"),
         (["prices.disk=1 EUR/GB-month"], "prices.node: in USD, and prices.disk is in EUR"),
         (["memory.enabled=false"], "memory.enabled is false, so no interval"),
+        (["limits.stall=true"], "expected a quantity such as 200 ms, got true"),
     ],
 )
 def test_settings_that_do_not_fit_a_goal_are_refused(settings, message):
     """As in a file, one key against another as well."""
     with pytest.raises(ConfigError, match=message):
         with_settings(parse_policy(FULL).goal, settings)
+
+
+def test_an_interval_beyond_the_work_that_may_be_lost_is_refused_in_the_file() -> None:
+    """Without a profile; an interval in steps is judged with one."""
+    text = "version: 1\ndisk: {interval: %s}\nlimits: {lost_time: 1 min}\n"
+    with pytest.raises(ConfigError, match=r"f:2:18: error: disk.interval: 5 min .* nearest: .* 60"):
+        parse_policy(text % "5 min", file="f")
+    assert parse_policy(text % "50 s", file="f").goal.limits.lost_time_s == 60
+    assert parse_policy(text % "9000 steps", file="f").goal.limits.lost_time_s == 60
 
 
 def test_the_environment_alone_makes_a_goal_where_it_has_a_key() -> None:
