@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         restartable,
         telemetry,
     )
+    from autockpt.session.place.train_state import TrainState
 
 __version__ = "0.1.0"
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Rule",
     "Rules",
     "Sharded",
+    "TrainState",
     "__version__",
     "attach",
     "decide",
@@ -47,6 +49,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Loads torch and pandas only when they are used: `autockpt --help` does not."""
+    if name == "TrainState":
+        from autockpt.session.place.train_state import TrainState
+
+        return TrainState
     if name in __all__:
         from autockpt import api
 

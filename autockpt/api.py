@@ -51,9 +51,9 @@ def attach(
     `data` is a DataLoader, anything with state_dict/load_state_dict, or "script": the script puts
     its loop and its data at `ckpt.step_count` by itself.  Where nothing does, a resume ends with
     exit code 91 (SystemExit) in front of the first iteration.  `others` are named objects with both
-    (scheduler, scaler, ema, ...).  `rules` say how plain tensors that differ by rank make the whole
-    model.  `axes` is their grid of ranks ({"dp": 2, "tp": 4}, the last one fastest).  DTensors,
-    DDP, FSDP and DeepSpeed need none.
+    (scheduler, scaler, ema, a TrainState, ...).  `rules` say how plain tensors that differ by rank
+    make the whole model.  `axes` is their grid of ranks ({"dp": 2, "tp": 4}, the last one fastest).
+    DTensors, DDP, FSDP and DeepSpeed need none.
 
     `load` gives a training that begins its weights: by the name of a model a run, a checkpoint, or
     a file of weights.  `exclude` lists patterns of names that stay as they are, such as `head.*`.

@@ -27,6 +27,11 @@ class PassThroughSession:
         """Iterations trained so far."""
         return self._step
 
+    @property
+    def epoch(self) -> int:
+        """The pass over the attached data that is under way."""
+        return 0 if self._data is None else self._data.epoch
+
     def progress(self) -> dict[str, Any]:
         """Return the progress that a session would save."""
         data = None if self._data is None else self._data.state()

@@ -44,11 +44,11 @@ from autockpt.session.endings.stopping import Stopper
 from autockpt.session.job import Job
 from autockpt.session.keeper_news import KeeperNews
 from autockpt.session.place.initial_weights import InitialWeights
+from autockpt.session.place.passed_loops import PassedLoops
 from autockpt.session.place.place_check import PlaceCheck
 from autockpt.session.place.position import framework_of
 from autockpt.session.place.replay_check import ReplayCheck
-from autockpt.session.place.script_frames import is_within_loop
-from autockpt.session.place.shown_count import is_only_shown
+from autockpt.session.place.script_frames import is_only_shown, is_within_loop
 from autockpt.session.place.training_position import ONLY, Extra, Restored, TrainingPosition
 from autockpt.session.room import lack_of_memory, refusal
 from autockpt.session.saving import Saver
@@ -91,6 +91,7 @@ class Session:
         self._place = PlaceCheck(rank, position, closing, self, data, deferred=deferred)
         stopper = self._stopper = Stopper(rank, saver, last, closing, plans.switch)
         replay = self._replay = ReplayCheck(rank)
+        self._passed = PassedLoops(rank)
         self._is_in_loop = False
         """The script runs the body of `batches` or `steps`."""
         self._boundaries = closing.loop = Boundaries(
@@ -134,6 +135,16 @@ class Session:
             self._position.look_for_generators(begins=False, again=is_in_loop(sys._getframe(1)))
         return self._rank.step
 
+    @property
+    def epoch(self) -> int:
+        """The pass over the attached data that is under way; where a loop over epochs begins.
+
+        Raises AutockptError without `attach(data=...)`, where that was iterated by the script
+        alone, and with several of `loader`: each of those has its own `epoch`.
+        """
+        self._place.has_asked = True
+        return self._position.epoch
+
     def batches(self, total: int, *, until: int | None = None) -> Iterator[tuple[int, Any]]:
         """(step, batch) for the steps not yet trained; resumes the loader at the right batch.
 
@@ -159,8 +170,11 @@ class Session:
             _require_count("until", until)
         self._begin_loop(total)
         rank, end = self._rank, total if until is None else min(total, until)
+        if rank.step >= end:
+            self._passed.passed()
         while rank.step < end and not self._stopper.has_stopped:
             step = rank.step
+            self._passed.begins(was_over=self._position.was_over)
             if not self._position.has_begun:
                 self._begin_training()
             self._let_build()
@@ -267,7 +281,9 @@ class Session:
         ranks before the same boundary.
         """
         # Behind the step that makes it due already, data and random state may have gone on.
+        # A loader of ours ends the iteration before that.
         late = self._iterations.is_round_over() and self._iterations.before_next is None
+        late = late and not self._position.loaders
         self._saver.wanted_step = self._rank.step + (2 if late else 1)
 
     def report_loss(self, loss: Any) -> None:

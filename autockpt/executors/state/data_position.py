@@ -54,7 +54,7 @@ from autockpt.executors.state.shuffle_rng import (
 )
 from autockpt.executors.state.wrapping import require_iterates, unwrapped_loader
 from autockpt.values.errors import ConfigError
-from autockpt.values.record import to_data
+from autockpt.values.record import from_data, to_data
 
 
 @runtime_checkable
@@ -151,6 +151,19 @@ class DataPosition:
             state["loader"] = self._own_state()
             state.update(seeds_of(self.loader))
         return state
+
+    @property
+    def is_epoch_over(self) -> bool:
+        """Every batch of this epoch is handed out, as far as the loader has a length."""
+        if self._start and self._order is not None and self._sharing:
+            share = from_data(Share, self._sharing["share"], where="data: share")
+            left = share.each(self._order.length - self._start)
+            size = share.batch_size
+            return self.index >= (left // size if _drops(self.loader) else -(-left // size))
+        try:
+            return self.index >= len(self.loader)
+        except (TypeError, NotImplementedError):
+            return False
 
     def drawn(self) -> dict[str, Any]:
         """States of the generators that loading a sample draws from."""
@@ -432,6 +445,10 @@ class DataPosition:
         return (
             rest if batches is None else BatchSampler(rest, batches.batch_size, batches.drop_last)
         )
+
+
+def _drops(loader: Any) -> bool:
+    return bool(getattr(getattr(loader, "batch_sampler", None), "drop_last", False))
 
 
 def _states_of(generators: dict[str, Any]) -> dict[str, Any]:

@@ -47,12 +47,14 @@ class EpochLoader:
         ahead: int = 0,
         begin: Callable[[], None],
         first: Callable[[], None] = lambda: None,
+        fetches: Callable[[], None] = lambda: None,
     ) -> None:
         """`ahead`: batches that the framework fetches before it trains the one that it has; with
         more than one it says `trained` at each boundary.
 
         `begin()` is called once, before the first batch of a resumed training is fetched, and
-        `first()` behind it; in each training before the first batch.
+        `first()` behind it; in each training before the first batch.  `fetches()` is called
+        before a later epoch begins, and before each batch behind the first.
         Raises ConfigError for a loader that cannot be resumed at a batch.
         """
         if ahead < 0:
@@ -61,7 +63,7 @@ class EpochLoader:
         self.__dict__.update(
             _place=place, _ahead=ahead, _begin=begin, _before=deque(maxlen=ahead + 1),
             _under_way=False, _resumed=None, _asked=False,
-            _trained=None, _ended=False, _first=first,
+            _trained=None, _ended=False, _first=first, _fetches=fetches,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ the public face
@@ -80,6 +82,7 @@ class EpochLoader:
         if self._under_way:
             self._next_epoch()
         self.__dict__["_under_way"] = True
+        self._fetches()
         return self._pass(self._place.begin())
 
     @property
@@ -204,6 +207,7 @@ class EpochLoader:
         place = self._place
         number = place.epoch
         while True:
+            self._fetches()
             if self._ahead:
                 self._note(_Fetch(rng_state(), self._own_state(), place.drawn()))
             if not place.index:

@@ -77,8 +77,11 @@ class Boundaries:
         self._stopper.note_end()
 
     def _watch_forwards(self) -> None:
-        """Without batches/steps/step the boundary is the next training forward after a step, of
-        each optimizer where there are several."""
+        """Without batches/steps/step an iteration has ended when every optimizer has stepped.
+
+        Its boundary is where a loader of ours fetches the next batch, else the next training
+        forward.
+        """
 
         def before(module: torch.nn.Module) -> None:
             if not self._rank.is_closed:
@@ -91,19 +94,29 @@ class Boundaries:
                 self._rank.rebuilding.look()
             if not self._place.is_placed:
                 self._place.require()
+            if self._position.loaders and not torch.is_grad_enabled():
+                return  # an evaluation without model.eval(): the loader ends the iteration
             if self._iterations.is_round_over():
-                if self._iterations.is_before_loop():
-                    self._iterations.skip()
-                else:
-                    self._rank.lead += 1
-                    self.run(self._rank.step + 1, before=self._iterations.before_next)
-            self._iterations.has_forward = True
+                self._end_round(self._iterations.before_next)
+            self._iterations.has_forward = self._iterations.is_within = True
 
+        def fetches() -> None:
+            if self._iterations.is_between() and not self._rank.is_closed:
+                self._end_round(None, is_between=True)
+
+        self._position.watch_fetch = fetches
         if self._rank.live.optimizers:
             needed = lambda: not self._rank.owns_boundary  # noqa: E731
             self._closing.forwards = Forwards(before, self._require_seen, needed)
             for module in self._rank.live.models.values():
                 self._closing.forwards.watch(module)
+
+    def _end_round(self, before: tuple[Any, Any] | None, *, is_between: bool = False) -> None:
+        if self._iterations.is_before_loop():
+            self._iterations.skip()
+            return
+        self._rank.lead += 1
+        self.run(self._rank.step + 1, before=before, is_between=is_between)
 
     def _require_seen(self) -> None:
         self._iterations.is_blind = True
@@ -130,7 +143,7 @@ class Boundaries:
             self._rank.beat("trains")
         self._saver.windows.boundary()
         self._saver.traffic.boundary()
-        self._iterations.has_stepped = True
+        self._iterations.has_stepped, self._iterations.is_within = True, False
         if not self._rank.owns_boundary and not self._rank.is_closed:
             self._iterations.rounds.stepped(name)
             if self._iterations.is_before_loop():
@@ -141,8 +154,13 @@ class Boundaries:
             due = self._iterations.rounds.complete and wanted
             self._iterations.before_next = self._position.copy() if due else None
 
-    def run(self, step: int, before: tuple[Any, Any] | None = None) -> None:
-        """The iteration that makes `step` steps has ended."""
+    def run(
+        self, step: int, before: tuple[Any, Any] | None = None, *, is_between: bool = False
+    ) -> None:
+        """The iteration that makes `step` steps has ended.
+
+        `is_between`: nothing of the next one has happened, though no loop of ours says so.
+        """
         self._iterations.is_owed = False
         if self._rank.is_closed:
             self._closing.require_in_force()
@@ -176,7 +194,7 @@ class Boundaries:
             self._plans.apply_due(step)
             due, stops = self._saver.is_due(step), self._stopper.stops_at(step)
             whole = whole or ((due or stops) and self._iterations.is_whole_iteration(step))
-            here = self._rank.owns_boundary or before is not None
+            here = self._rank.owns_boundary or is_between or before is not None
             if stops and whole and here:
                 self._stopper.make_last(before)
             elif not due:

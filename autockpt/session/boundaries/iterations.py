@@ -27,6 +27,8 @@ class Iterations:
         """An optimizer has stepped since the last boundary."""
         self.has_forward = False
         """A model was called in training since the last boundary, or by what ended with that."""
+        self.is_within = False
+        """A model was called in training since an optimizer's step."""
         self.is_blind = False
         """Calls of a compiled model are not seen."""
         self.taken = 0
@@ -60,6 +62,10 @@ class Iterations:
     def is_round_over(self) -> bool:
         """Every optimizer has stepped, and no loop of ours says where the iteration ends."""
         return self.has_stepped and self.rounds.complete and not self._rank.owns_boundary
+
+    def is_between(self) -> bool:
+        """The round is over, and nothing of the next iteration has happened."""
+        return self.is_round_over() and not self.is_within
 
     def skip(self) -> None:
         """Skip the ended stretch, which is no iteration: the loop is still waited for."""

@@ -1,8 +1,11 @@
-"""Values that a script's loop carries from one iteration to the next, beside the attached state.
+"""Values that a script's loops carry from one iteration to the next, beside the attached state.
 
 A loop may fetch a batch ahead, or hand a hidden state on.  A checkpoint does not contain them, so
 the iteration behind a restart uses the values from before the loop.  The source of the running
 loops shows them: a name that is read before it is assigned, and is given to a model.
+
+Numbers are carried in the same way: a best accuracy, a patience, a rate that is divided by hand.
+One that is compared, or multiplied on, decides something.  One that is only summed up is for show.
 """
 
 import ast
@@ -20,8 +23,13 @@ import torch
 
 from autockpt.session.place.script_frames import script_frames
 
+MOST_SHOWN = 4
+"""Names in one notice."""
 _MOST_ITEMS = 50
 """Items of a list or dict that are looked at for tensors."""
+
+_CLOCKS = frozenset(("time", "monotonic", "perf_counter", "process_time", "time_ns", "now"))
+"""Names of functions that give the time: a number of the process, not of the training."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Loop = ast.For | ast.AsyncFor | ast.While
@@ -50,6 +58,35 @@ class CarriedValues:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class CarriedNumbers(CarriedValues):
+    """Numbers of one or more loops, by which the script decides something."""
+
+    @property
+    def notice(self) -> str:
+        """For the user."""
+        shown = self.names if len(self.names) <= MOST_SHOWN else (*self.names[:MOST_SHOWN], "...")
+        first, is_one = self.names[0], len(self.names) == 1
+        return (
+            f"{', '.join(shown)} ({os.path.basename(self.file)}, line {self.line}) "
+            f"{'is' if is_one else 'are'} not in a checkpoint, so a restart begins "
+            f"{'it' if is_one else 'them'} anew. To keep a value: state = autockpt.TrainState("
+            f"{first}=...), attach(..., state=state), and state.{first} instead of {first}"
+        )
+
+
+def carried_numbers(frame: types.FrameType | None) -> CarriedNumbers | None:
+    """Of all loops of the script around `frame`, the innermost first.  Raises nothing."""
+    found: dict[str, tuple[str, int]] = {}
+    with contextlib.suppress(Exception):
+        for each in script_frames(frame):
+            for name, line in _numbers_in(each).items():
+                found.setdefault(name, (each.f_code.co_filename, line))
+    if not found:
+        return None
+    return CarriedNumbers(tuple(found), *next(iter(found.values())))
+
+
 def carried_values(frame: types.FrameType | None) -> CarriedValues | None:
     """Of the innermost script's loop around `frame` that has any.  Raises nothing."""
     with contextlib.suppress(Exception):
@@ -59,16 +96,18 @@ def carried_values(frame: types.FrameType | None) -> CarriedValues | None:
     return None
 
 
+def _loops_around(frame: types.FrameType) -> tuple[ast.AST | None, list[Loop]]:
+    """The function that runs, and its loops around the running line, the outermost first."""
+    line = frame.f_lineno
+    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
+    scope = _scope(ast.parse("".join(lines)), frame.f_code)
+    loops = [] if scope is None else [one for one in _own(scope) if isinstance(one, Loop)]
+    return scope, [one for one in loops if one.lineno <= line <= (one.end_lineno or 0)]
+
+
 def _in_frame(frame: types.FrameType) -> Iterator[CarriedValues]:
-    file, line = frame.f_code.co_filename, frame.f_lineno
-    tree = ast.parse("".join(linecache.getlines(file, frame.f_globals)))
-    scope = _scope(tree, frame.f_code)
-    if scope is None:
-        return
     known = {**frame.f_globals, **frame.f_locals}
-    for loop in _own(scope):
-        if not isinstance(loop, Loop) or not loop.lineno <= line <= (loop.end_lineno or 0):
-            continue
+    for loop in _loops_around(frame)[1]:
         carried = {
             name: at
             for name, at in _assigned_late(loop).items()
@@ -76,7 +115,74 @@ def _in_frame(frame: types.FrameType) -> Iterator[CarriedValues]:
         }
         if carried:
             names = tuple(sorted(carried, key=lambda name: (carried[name], name)))
-            yield CarriedValues(names, file, carried[names[0]])
+            yield CarriedValues(names, frame.f_code.co_filename, carried[names[0]])
+
+
+def _numbers_in(frame: types.FrameType) -> dict[str, int]:
+    """Name -> line of its assignment in a loop."""
+    known = {**frame.f_globals, **frame.f_locals}
+    scope, loops = _loops_around(frame)
+    found: dict[str, int] = {}
+    for loop in reversed(loops):
+        deciding = _deciding(loop)
+        for name, line in _assigned_late(loop).items():
+            is_number = isinstance(known.get(name), bool | int | float | None)
+            if name in deciding and name in known and is_number:
+                found.setdefault(name, line)
+    ours = _from_us(scope, known) if found and scope is not None else set()
+    return {name: line for name, line in found.items() if name not in ours}
+
+
+def _deciding(loop: Loop) -> set[str]:
+    """Names that a test compares as they are, and names that are reckoned on from themselves."""
+    found: set[str] = set()
+    for node in [loop, *_own(loop)]:
+        if isinstance(node, ast.If | ast.While | ast.IfExp):
+            for test in ast.walk(node.test):
+                if isinstance(test, ast.Compare):
+                    sides = [test.left, *test.comparators]
+                    found |= {side.id for side in sides if isinstance(side, ast.Name)}
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            if not isinstance(node.op, ast.Add):
+                found.add(node.target.id)
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target, value = node.targets[0], node.value
+            sums = any(isinstance(each, ast.Add) for each in ast.walk(value))
+            if isinstance(target, ast.Name) and not sums and not _asks_clock(value):
+                found |= {target.id} & {name.id for name in _names(value)}
+    return found - {name for node in _own(loop) for name in _timed(node)}
+
+
+def _timed(node: ast.AST) -> set[str]:
+    """Names that an assignment gives a time."""
+    if not isinstance(node, ast.Assign) or not _asks_clock(node.value):
+        return set()
+    return {name.id for target in node.targets for name in _names(target)}
+
+
+def _asks_clock(value: ast.AST) -> bool:
+    attributes = (one.attr for one in ast.walk(value) if isinstance(one, ast.Attribute))
+    names = (name.id for name in _names(value))
+    return any(one in _CLOCKS for one in (*attributes, *names))
+
+
+def _from_us(scope: ast.AST, known: Mapping[str, Any]) -> set[str]:
+    """Names that the script assigns from a session or another object of ours."""
+    ours = {name for name, value in known.items() if _is_ours(value)}
+    assigns = [one for one in _own(scope) if isinstance(one, ast.Assign | ast.AnnAssign)]
+    size = -1
+    while size != len(ours):
+        size = len(ours)
+        for one in assigns:
+            if one.value is not None and any(name.id in ours for name in _names(one.value)):
+                targets = one.targets if isinstance(one, ast.Assign) else [one.target]
+                ours |= {name.id for target in targets for name in _names(target)}
+    return ours
+
+
+def _is_ours(value: Any) -> bool:
+    module = str(getattr(type(value), "__module__", ""))
+    return module.startswith("autockpt.") and not isinstance(value, types.ModuleType)
 
 
 def _scope(tree: ast.Module, code: types.CodeType) -> ast.AST | None:
@@ -99,18 +205,59 @@ def _own(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _assigned_late(loop: Loop) -> dict[str, int]:
-    """Names that an iteration reads before it assigns them: name -> line of the assignment."""
+    """Names that an iteration may read before it assigns them: name -> line of an assignment."""
     read: set[str] = set()
-    found: dict[str, int] = {}
-    assigned: set[str] = set()
-    for name, line, stores in _uses(loop):
-        if not stores:
-            read.add(name)
-        elif name not in assigned:
-            assigned.add(name)
-            if name in read:
-                found[name] = line
-    return found
+    lines: dict[str, int] = {}
+    _follow([loop], set(), read, lines)
+    return {name: line for name, line in lines.items() if name in read}
+
+
+def _follow(
+    body: list[ast.stmt], before: set[str], read: set[str], lines: dict[str, int]
+) -> set[str]:
+    """The names that are assigned behind `body`: inner loops run, and nothing is raised.
+
+    `before`: those in front of it.  `read` gets the names that may be read unassigned, and `lines`
+    the first line that assigns each name.
+    """
+    assigned = set(before)
+
+    def use(node: ast.AST) -> None:
+        for name, line, stores in _uses(node):
+            if stores:
+                lines.setdefault(name, line)
+                assigned.add(name)
+            elif name not in assigned:
+                read.add(name)
+
+    def follow(part: list[ast.stmt]) -> set[str]:
+        return _follow(part, assigned, read, lines)
+
+    for node in body:
+        match node:
+            case ast.If():
+                use(node.test)
+                assigned |= follow(node.body) & follow(node.orelse)
+            case ast.For() | ast.AsyncFor():
+                use(node.iter)
+                use(node.target)
+                assigned |= follow(node.body)
+                assigned |= follow(node.orelse)
+            case ast.While():
+                use(node.test)
+                assigned |= follow(node.body)
+                assigned |= follow(node.orelse)
+            case ast.With() | ast.AsyncWith():
+                for item in node.items:
+                    use(item)
+                assigned |= follow(node.body)
+            case ast.Try():
+                for handler in node.handlers:
+                    follow(handler.body)
+                assigned |= follow([*node.body, *node.orelse, *node.finalbody])
+            case _:
+                use(node)
+    return assigned
 
 
 def _uses(node: ast.AST) -> Iterator[tuple[str, int, bool]]:

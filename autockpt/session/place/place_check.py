@@ -9,7 +9,7 @@ from autockpt.executors.state.wrapping import unattached_schedulers
 from autockpt.session.base import RankState
 from autockpt.session.boundaries.loop_ahead import is_loop_ahead
 from autockpt.session.endings.closing import Closing
-from autockpt.session.place.carried_values import carried_values
+from autockpt.session.place.carried_values import carried_numbers, carried_values
 from autockpt.session.place.position import (
     SCRIPT,
     framework_of,
@@ -90,9 +90,12 @@ class PlaceCheck:
         With `attach` alone a model's call is the boundary, which may stand in a loop of its own.
         """
         frame = sys._getframe(1)
-        if self._rank.job.rank or not self._rank.owns_boundary:
+        if self._rank.job.rank or self.framework or framework_of(frame):
             return
-        if self.framework or framework_of(frame):
+        numbers = None if self._rank.start_step else carried_numbers(frame)
+        if numbers is not None:
+            self._rank.say(numbers.notice)
+        if not self._rank.owns_boundary:
             return
         found = None if may_hold_place(self._rank.live.others.items()) else carried_values(frame)
         if found is not None:

@@ -10,6 +10,7 @@ import types
 from collections.abc import Iterable
 
 from autockpt.integrations.adapters import ADAPTERS, is_there
+from autockpt.session.place.train_state import TrainState
 
 SCRIPT = "script"
 """The value of `attach(data=...)` or AUTOCKPT_DATA for a script that places its loop and data
@@ -64,7 +65,9 @@ def framework_of(frame: types.FrameType | None) -> str | None:
 def may_hold_place(others: Iterable[tuple[str, object]]) -> bool:
     """One of the attached objects may count batches: the script's own class, by its own name."""
     return any(
-        not type(value).__module__.startswith("torch.") and not name.startswith(_WITHOUT_PLACE)
+        not type(value).__module__.startswith("torch.")
+        and not isinstance(value, TrainState)
+        and not name.startswith(_WITHOUT_PLACE)
         for name, value in others
     )
 
@@ -108,6 +111,8 @@ def _why(framework: str | None, unused_loader: bool) -> str:
 
 
 _WHAT_TO_DO = (
-    "Train in `for step, batch in ckpt.batches(total)`; if the script puts its loop and its data "
-    'at ckpt.step_count by itself, say so by attach(data="script") or AUTOCKPT_DATA=script'
+    "Train in `for step, batch in ckpt.batches(total)`. Or keep a loop over epochs: leave `data` "
+    "out of attach, then `loader = ckpt.loader(loader)` and `for epoch in range(loader.epoch, "
+    "epochs)`. If the script puts its loop and its data at ckpt.step_count by itself, say so by "
+    'attach(data="script") or AUTOCKPT_DATA=script'
 )

@@ -24,7 +24,7 @@ from autockpt.session.place.gradient_buckets import GradientBuckets
 from autockpt.session.place.position import is_script
 from autockpt.session.place.script_generators import ScriptGenerators
 from autockpt.values import telemetry as t
-from autockpt.values.errors import ConfigError
+from autockpt.values.errors import AutockptError, ConfigError
 
 Extra = Callable[[], Mapping[str, Any]]
 """Counters of the framework as of now, as JSON can hold them."""
@@ -75,6 +75,8 @@ class TrainingPosition:
         self._buckets = GradientBuckets(
             rank.live.models, has_trained=lambda: rank.step != rank.start_step
         )
+        self.watch_fetch: Callable[[], None] = lambda: None
+        """As `fetches` of an `EpochLoader`, of each of `loaders`."""
         self._known_nan: list[str] = []
         """As `LiveState.known_nan`, in order."""
         rank.live.dry_encode({} if self.data is None else {"data": self.data.require_state()})
@@ -103,6 +105,28 @@ class TrainingPosition:
             return None if self.data is None else self.data.state()
         places = {name: loader.state() for name, loader in self.loaders.items()}
         return places[ONLY] if list(places) == [ONLY] else {"loaders": places}
+
+    @property
+    def epoch(self) -> int:
+        """As `Session.epoch`.
+
+        A checkpoint of a loop's end lacks the work that follows in the script.  Then it is the
+        epoch that is over: its loop has nothing left, and the work behind it runs.
+        """
+        data = self.data
+        if data is not None:
+            if self.restored is not None and self.restored.step and not (data.epoch or data.index):
+                raise AutockptError(
+                    "ckpt.epoch: no batch came from ckpt.batches(), so the epoch is known to the "
+                    "script alone. Leave `data` out of attach, and take ckpt.loader(loader)"
+                )
+            return data.epoch + (data.is_epoch_over and not self.was_over)
+        if len(self.loaders) == 1:
+            return next(iter(self.loaders.values())).epoch
+        raise AutockptError(
+            "ckpt.epoch needs one loader: attach(data=...), or loader = ckpt.loader(...) and "
+            f"loader.epoch; there are {len(self.loaders)}"
+        )
 
     def copy(self) -> tuple[Any, Any] | None:
         """(random state, position of the data) as of now; the loader's own may go on meanwhile."""
@@ -202,7 +226,10 @@ class TrainingPosition:
             if loader.resumes:  # at an epoch's edge the script may seed between two passes
                 self.put_random_back()
 
-        loader = EpochLoader(dataloader, ahead=ahead, begin=begin, first=self._begin_pass)
+        loader = EpochLoader(
+            dataloader, ahead=ahead, begin=begin, first=self._begin_pass,
+            fetches=lambda: self.watch_fetch(),
+        )  # fmt: skip
         saved = self._saved_places.pop(name, None)
         if saved is not None:
             loader.load(saved)

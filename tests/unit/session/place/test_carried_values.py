@@ -3,13 +3,20 @@
 import linecache
 import sys
 import textwrap
+import types
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
 
-from autockpt.session.place.carried_values import CarriedValues, carried_values
+from autockpt.session.place.carried_values import (
+    CarriedNumbers,
+    CarriedValues,
+    carried_numbers,
+    carried_values,
+)
 from autockpt.session.place.script_frames import is_within_loop
 
 FETCHED_AHEAD = """
@@ -130,6 +137,89 @@ COUNTED = """
         rate = rate * 0.9
         boundary()
 """
+BEST = """
+    best, bad = None, 0
+    for epoch in range(2):
+        for x in data:
+            model(x)
+            boundary()
+        loss = float(epoch)
+        if not best or loss < best:
+            best, bad = loss, 0
+        else:
+            bad += 1
+            if bad >= 3:
+                break
+"""
+BEST_OF = """
+    def train():
+        for x in data:
+            model(x)
+            boundary()
+
+    best = 0.0
+    for epoch in range(2):
+        train()
+        best = max(best, float(epoch))
+"""
+"""As torch's example for ImageNet does it."""
+ANNEALED = """
+    lr = 20.0
+
+    def train():
+        for x in data:
+            model(x, lr)
+            boundary()
+
+    for epoch in range(2):
+        train()
+        lr /= 4.0
+"""
+"""As torch's example of a word language model does it."""
+DECAYED = """
+    epsilon, n = 1.0, 0
+    while n < 3:
+        model(torch.ones(2))
+        epsilon = max(epsilon * 0.99, 0.1)
+        n += 1
+        boundary()
+"""
+SUMMED = """
+    import time
+    total, n, began, running = 0.0, 0, time.time(), 0.0
+    soon = time.time() + 1
+    for epoch in range(2):
+        for x in data:
+            total += float(model(x))
+            running = 0.9 * running + 0.1 * total
+            n += 1
+            if n % 2 == 0 and time.time() - began > 9 and time.time() > soon:
+                began = time.time()
+                soon = time.time() + 1
+            boundary()
+"""
+INNER = """
+    for epoch in range(2):
+        for x in data:
+            loss = float(model(x))
+            boundary()
+        try:
+            with torch.no_grad():
+                found = loss + 1
+        except ValueError:
+            found = 0.0
+        if loss > 3 or found < 1:
+            break
+"""
+RESTORED = """
+    start = session.step_count
+    n, best = start, session.extra["best"]
+    while n < 3:
+        model(torch.ones(2))
+        best = max(best, 1.0)
+        n += 1
+        boundary()
+"""
 
 
 class Model(torch.nn.Module):
@@ -140,9 +230,21 @@ class Model(torch.nn.Module):
         return (given[0], given[1]) if len(given) == 2 else given[0].sum()
 
 
-def found_in(text: str, name: str) -> CarriedValues | None:
+class Session:
+    """As the script's code sees it."""
+
+    step_count, extra = 0, {"best": 0.0}
+
+
+Session.__module__ = "autockpt.session.session"
+Found = TypeVar("Found", CarriedValues, CarriedNumbers)
+
+
+def found_in(
+    text: str, name: str, look: Callable[[types.FrameType], Found | None] = carried_values
+) -> Found | None:
     """The answer at the first boundary of a script."""
-    answers: list[CarriedValues | None] = []
+    answers: list[Found | None] = []
     file = f"/scripts/{name}.py"
     source = textwrap.dedent(text)
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
@@ -154,7 +256,7 @@ def found_in(text: str, name: str) -> CarriedValues | None:
         "fetch": lambda: (torch.ones(2), torch.zeros(2)), "zeros": lambda: torch.zeros(2),
         "observe": lambda: torch.ones(2).numpy(),
         "loader": type("Loader", (), {"next": staticmethod(lambda: next(batches))}),
-        "boundary": lambda: answers.append(carried_values(sys._getframe(1))),
+        "boundary": lambda: answers.append(look(sys._getframe(1))), "session": Session(),
     }  # fmt: skip
     exec(compile(source, file, "exec"), scope)
     assert len(answers) > 1
@@ -187,6 +289,33 @@ def test_what_a_loop_hands_on_to_a_model_is_named(
 def test_what_each_iteration_makes_anew_is_not(text: str) -> None:
     """Clocks, sums, best values and closures, too: no model gets them from an iteration before."""
     assert found_in(text, "plain") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "line"),
+    [
+        (BEST, ("best", "bad"), 9),
+        (BEST_OF, ("best",), 10),
+        (ANNEALED, ("lr",), 11),
+        (DECAYED, ("epsilon", "n"), 5),
+        (COUNTED, ("rate",), 5),
+    ],
+)
+def test_numbers_that_decide_something_are_named(
+    text: str, names: tuple[str, ...], line: int
+) -> None:
+    """Of every loop around the boundary, also where a function is called in it."""
+    found = found_in(text, "numbers", carried_numbers)
+    assert found is not None
+    assert (found.names, found.line) == (names, line)
+    assert f"{', '.join(names)} (numbers.py, line {line})" in found.notice
+    assert f"TrainState({names[0]}=...)" in found.notice
+
+
+@pytest.mark.parametrize("text", [SUMMED, INNER, RESTORED, PLAIN])
+def test_numbers_for_show_and_restored_ones_are_not(text: str) -> None:
+    """Sums, times, and values that the script takes from the session."""
+    assert found_in(text, "sums", carried_numbers) is None
 
 
 def test_a_script_without_source_has_none() -> None:

@@ -1,0 +1,206 @@
+"""Loops over epochs with work behind each: a resumed training does the work of each epoch once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import autockpt
+from autockpt.values.errors import AutockptError, ConfigError
+from tests.support import trainings
+
+EPOCH, EPOCHS = 4, 4
+TOTAL = EPOCH * EPOCHS
+
+Steps = list[tuple[int, float, float]]
+"""Of each iteration its epoch, its sample, and the rate."""
+
+
+class Training:
+    """A scheduler that steps once an epoch, and the best value of a script's own."""
+
+    def __init__(self, attach: Callable[..., Any], run_dir: str, saved: int, stop: int) -> None:
+        """A checkpoint is made behind `saved` iterations; `stop`: the process is gone then."""
+        torch.manual_seed(0)
+        self.model = torch.nn.Linear(1, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
+        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.5)
+        self.loader: Any = DataLoader(TensorDataset(torch.arange(8.0)), batch_size=2, shuffle=True)
+        self.state = autockpt.TrainState(best=0.0, seen=[])
+        self.run_dir, self.saved, self.stop = run_dir, saved, stop
+        self.steps: Steps = []
+        self.over: list[int] = []
+        """Epochs behind which this process has worked."""
+        self._attach = attach
+
+    def attach(self, **more: Any) -> Any:
+        """The session."""
+        self.ckpt = self._attach(
+            model=self.model, optimizer=self.optimizer, scheduler=self.scheduler,
+            state=self.state, run_dir=self.run_dir, **more,
+        )  # fmt: skip
+        self.start = self.ckpt.restored.step if self.ckpt.restored else 0
+        return self.ckpt
+
+    def train(self, epoch: int, batch: Any) -> bool:
+        """One iteration; True: the process goes away."""
+        step = self.start + len(self.steps)
+        self.steps.append((epoch, float(batch.sum()), self.optimizer.param_groups[0]["lr"]))
+        self.optimizer.zero_grad()
+        self.model(torch.ones(1, 1)).sum().backward()
+        self.optimizer.step()
+        if step == self.start + 1:
+            assert self.ckpt._client.wait_until(lambda: bool(self.ckpt._client.slots), 60)
+        if step == self.saved > self.start:
+            assert self.ckpt.wait_durable(60)
+        return step == self.stop
+
+    def end_epoch(self, epoch: int) -> None:
+        """Work once an epoch."""
+        self.scheduler.step()
+        with torch.no_grad():  # an evaluation, of a model without dropout: no model.eval()
+            self.model(torch.ones(1, 1))
+        self.over.append(epoch)
+        if self.state.best < epoch:
+            self.state.best = float(epoch)
+        self.state.seen.append(epoch)
+
+
+def from_the_first(training: Training) -> None:
+    """A restart goes through the loops that are trained as well."""
+    ckpt = training.attach(data=training.loader)
+    for epoch in range(EPOCHS):
+        for _, batch in ckpt.batches(TOTAL, until=(epoch + 1) * EPOCH):
+            if training.train(epoch, batch[0]):
+                return
+        training.end_epoch(epoch)
+
+
+def from_the_one_under_way(training: Training) -> None:
+    """It leaves the loops that are trained out."""
+    ckpt = training.attach(data=training.loader)
+    for epoch in range(ckpt.epoch, EPOCHS):
+        for _, batch in ckpt.batches(TOTAL, until=(epoch + 1) * EPOCH):
+            if training.train(epoch, batch[0]):
+                return
+        training.end_epoch(epoch)
+
+
+def by_its_loader(training: Training) -> None:
+    """The loop stays as it was: its loader knows the place."""
+    ckpt = training.attach()
+    loader = ckpt.loader(training.loader)
+    for epoch in range(ckpt.epoch, EPOCHS):
+        for batch in loader:
+            if training.train(epoch, batch[0]):
+                return
+        training.end_epoch(epoch)
+
+
+Style = Callable[[Training], None]
+STYLES: list[Style] = [from_the_first, from_the_one_under_way, by_its_loader]
+
+
+def trained(
+    attach: Callable[..., Any], run_dir: str, style: Style, *, saved: int = 0, stop: int = TOTAL
+) -> Training:
+    """What a process has done."""
+    training = Training(attach, run_dir, saved, stop)
+    style(training)
+    training.ckpt.close(final_checkpoint=False)
+    return training
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(("saved", "stop"), [(6, 9), (8, 9), (8, 8)])
+def test_the_work_behind_an_epoch_counts_once(
+    attach: Callable[..., Any], new_run: Callable[..., str], style: Style, saved: int, stop: int
+) -> None:
+    """Killed in an epoch, or where one begins, with a checkpoint of the edge or of before."""
+    plan = trainings.plan(memory=saved, disk=saved)
+    whole = trained(attach, trainings.prepare(new_run("whole"), trainings.plan()), style)
+    run_dir = trainings.prepare(new_run(), plan)
+    trained(attach, run_dir, style, saved=saved, stop=stop)
+    again = trained(attach, run_dir, style)
+    assert again.start == saved
+    assert [step[1:] for step in again.steps] == [step[1:] for step in whole.steps[saved:]]
+    assert again.steps == whole.steps[saved:]
+    assert again.scheduler.state_dict() == whole.scheduler.state_dict()
+    assert again.state.state_dict() == whole.state.state_dict()
+
+
+def test_work_that_ran_again_is_said(
+    attach: Callable[..., Any], new_run: Callable[..., str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With the objects that were put back, and the line that leaves it out."""
+    run_dir = trainings.prepare(new_run(), trainings.plan(memory=6, disk=6))
+    trained(attach, run_dir, from_the_first, saved=6, stop=9)
+    assert "ran again" not in capfd.readouterr().err
+    trained(attach, run_dir, from_the_first)
+    said = capfd.readouterr().err
+    assert "optimizer, scheduler, state: put back to step 6" in said
+    assert "for epoch in range(ckpt.epoch, epochs)" in said
+
+
+def test_weights_that_the_work_changes_again_are_said(
+    attach: Callable[..., Any], new_run: Callable[..., str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """They are not put back: a second copy of them would need as much memory again."""
+
+    def averaging(training: Training) -> None:
+        ckpt = training.attach(data=training.loader)
+        for epoch in range(EPOCHS):
+            for _, batch in ckpt.batches(TOTAL, until=(epoch + 1) * EPOCH):
+                if training.train(epoch, batch[0]):
+                    return
+            with torch.no_grad():
+                training.model.weight.mul_(0.5)
+
+    run_dir = trainings.prepare(new_run(), trainings.plan(memory=6, disk=6))
+    trained(attach, run_dir, averaging, saved=6, stop=9)
+    assert "degraded: loop" not in capfd.readouterr().err
+    trained(attach, run_dir, averaging)
+    assert "degraded: loop: model.weight was changed" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("style", [from_the_first, from_the_one_under_way])
+def test_a_run_that_was_over_goes_on_behind_its_last_epoch(
+    attach: Callable[..., Any], new_run: Callable[..., str], style: Style,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Its last checkpoint was made before the work behind the last epoch, which is done once."""
+    whole = trained(attach, trainings.prepare(new_run("whole"), trainings.plan()), style)
+    run_dir = trainings.prepare(new_run(), trainings.plan(memory=4, disk=4))
+    monkeypatch.setitem(globals(), "EPOCHS", 2)
+    monkeypatch.setitem(globals(), "TOTAL", 2 * EPOCH)
+    trained(attach, run_dir, style)
+    monkeypatch.undo()
+    again = trained(attach, run_dir, style)
+    assert again.steps == whole.steps[2 * EPOCH :]
+    assert again.scheduler.state_dict() == whole.scheduler.state_dict()
+    assert again.state.state_dict() == whole.state.state_dict()
+
+
+def test_an_epoch_needs_one_loader(attach: Callable[..., Any], new_run: Callable[..., str]) -> None:
+    """Without one, and with two, the error says what to do."""
+    training = Training(attach, trainings.prepare(new_run(), trainings.plan()), 0, TOTAL)
+    ckpt = training.attach()
+    with pytest.raises(AutockptError, match=r"attach\(data=\.\.\.\).*there are 0"):
+        _ = ckpt.epoch
+    first, _second = (ckpt.loader(training.loader, name=name) for name in "ab")
+    with pytest.raises(AutockptError, match=r"loader\.epoch; there are 2"):
+        _ = ckpt.epoch
+    assert first.epoch == 0
+    ckpt.close(final_checkpoint=False)
+
+
+def test_values_of_a_train_state_keep_their_kinds() -> None:
+    """Tensors go where they were, and a value that the checkpoint lacks stays."""
+    state = autockpt.TrainState(best=1.0, mean=torch.zeros(2, dtype=torch.float64), added="new")
+    state.load_state_dict({"best": None, "mean": torch.ones(2, dtype=torch.float64)})
+    assert (state.best, state.mean.tolist(), state.added) == (None, [1.0, 1.0], "new")
+    assert repr(autockpt.TrainState(best=0.5, bad=2)) == "TrainState(best=0.5, bad=2)"
+    with pytest.raises(ConfigError, match=r"TrainState\(state_dict=\.\.\.\): this name is taken"):
+        autockpt.TrainState(state_dict=1)
