@@ -7,6 +7,7 @@ The controller's inputs and answers are recorded, so that every change can be re
 """
 
 import contextlib
+import math
 import threading
 import time
 from collections import deque
@@ -224,6 +225,7 @@ class AutoTuner:
             self._promise_anew()
         while self._applied:
             self._write_down(self._applied.popleft())
+            self._remembered_s, self._new = -math.inf, True
         while self._queue:
             event = self._queue.popleft()
             if isinstance(event, t.IterationsTimed):
@@ -250,7 +252,10 @@ class AutoTuner:
         self._host.emit(self._noted)
 
     def _remember(self) -> None:
-        """For the next process: this one may be killed at any time."""
+        """For the next process, which may come at any time: at once behind a change of the plan.
+
+        A memory of another plan than the newest would be of other costs.
+        """
         at_s, (least_s, most_s) = time.monotonic(), REMEMBER_S
         wait_s = min(max(least_s, REMEMBER_PART * (at_s - self._began_s)), most_s)
         if self._new and at_s - self._remembered_s >= wait_s:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from autockpt.cli.app import run
-from autockpt.profiling.facts.start_decision import MEMORY
+from autockpt.profiling.facts.start_decision import MEMORY, read_memory
 from autockpt.run_directory import RunDirectory
 from autockpt.session.boundaries import iteration_clock
 from autockpt.session.tuning import autotuner
@@ -54,6 +54,18 @@ def test_a_real_run_replays_to_the_same_decisions(
     assert played.proposals[0].reason == change.reason
     assert run(["explain", live.run_dir, "--replay"]) == 0
     assert "the same decisions" in capsys.readouterr().out
+
+
+def test_a_change_of_the_plan_is_remembered_at_once(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next process finds plan and memory alike, however soon this one is killed."""
+    monkeypatch.setattr(autotuner, "REMEMBER_S", (3600.0, 3600.0))
+    until(live, Goal(failures=FAILING), PlanChanged, monkeypatch)
+    run_files, deadline = RunDirectory.open(live.run_dir), time.monotonic() + PATIENCE_S
+    while (kept := read_memory(run_files)) is None or kept.plan != run_files.read_plan():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_an_observing_policy_changes_nothing_and_says_what_it_would(
