@@ -259,9 +259,9 @@ def stall(facts: Facts) -> Finding | None:
     accounting, saves = facts.accounting, facts.saves
     if accounting is None or saves is None or saves.stall is None:
         return None
-    if accounting.accounted_s <= 0:
+    if accounting.wall_s <= 0:
         return None
-    share = accounting.stall_s / accounting.accounted_s
+    share = accounting.stall_s / accounting.wall_s
     seen = (
         f"{format_duration(saves.stall.p50_s)} median, {format_duration(saves.stall.p95_s)} p95, "
         f"{format_fraction(share)} of the time"
@@ -305,9 +305,9 @@ def _shorter_stall(decision: Decision | None) -> str:
 def slowdown(facts: Facts) -> Finding | None:
     """Background work makes iterations longer."""
     accounting = facts.accounting
-    if accounting is None or accounting.accounted_s <= 0 or not accounting.steps:
+    if accounting is None or accounting.wall_s <= 0 or not accounting.steps:
         return None
-    share = accounting.slowdown_s / accounting.accounted_s
+    share = accounting.slowdown_s / accounting.wall_s
     seen = f"{format_fraction(share)} of the time, {format_duration(accounting.slowdown_s)} in all"
     if share <= SLOWDOWN_SHARE:
         return Finding(id="slowdown", severity="medium", title="Writing hardly slows iterations",
@@ -326,11 +326,11 @@ def restart(facts: Facts) -> Finding | None:
     """At failures, coming back costs more than the work lost."""
     accounting = facts.accounting
     failures = [r for r in facts.restores if r.failed_at_s is not None]
-    if accounting is None or not failures or accounting.accounted_s <= 0:
+    if accounting is None or not failures or accounting.wall_s <= 0:
         return None
     down_s, lost_s = accounting.down_s, accounting.lost_s
     seen = f"{format_duration(down_s)} down, {format_duration(lost_s)} of work lost"
-    share = down_s / accounting.accounted_s
+    share = down_s / accounting.wall_s
     if down_s <= 2 * lost_s or share < 0.002:
         return Finding(id="restart", severity="medium", title="Restarts are not the main cost",
                        evidence=seen, passed=True)  # fmt: skip
@@ -347,7 +347,7 @@ def restart(facts: Facts) -> Finding | None:
         evidence=f"{seen} in {len(failures)} failures; {format_duration(parts[worst])} of it is "
         f"{worst}",
         fix="checkpoint no more often; shorten imports and set-up before the first iteration",
-        saving=(down_s - lost_s) / accounting.accounted_s / 2,
+        saving=(down_s - lost_s) / accounting.wall_s / 2,
     )
 
 

@@ -25,7 +25,14 @@ from autockpt.tuner.online.outlook import Outlook
 from autockpt.tuner.online.proposals import with_intervals
 from autockpt.values.goal import Goal
 from autockpt.values.plan import Decision
-from autockpt.values.telemetry import Event, IterationsTimed, PlanChanged, Restored, event_data
+from autockpt.values.telemetry import (
+    Event,
+    IterationsTimed,
+    PlanChanged,
+    Restored,
+    RunStarted,
+    event_data,
+)
 from autockpt.values.units import format_duration, format_fraction
 from tests.unit.reports.examples import a_profile, failure_records, run_events
 
@@ -45,7 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
         recovery=estimate_recovery(records),
         prior=costs_of_plan(profile, goal, first.plan),
     )
-    events = blocked(told(run_events(ranks=1)))
+    events = started_early(blocked(told(run_events(ranks=1))))
     for event in events:
         memory.seen.observe(event)
     outlook = Outlook(seen=memory.seen, goal=goal, plan=first.plan)
@@ -86,6 +93,17 @@ def blocked(events: list[Event]) -> list[Event]:
     return [
         replace(event, checkpoint_s=event.checkpoint_s + 2e-3 * event.count)
         if isinstance(event, IterationsTimed)
+        else event
+        for event in events
+    ]
+
+
+def started_early(events: list[Event]) -> list[Event]:
+    """Five minutes pass from the start to the first iteration."""
+    first = min(event.at_s for event in events)
+    return [
+        replace(event, at_s=event.at_s - 300.0)
+        if isinstance(event, RunStarted) and event.at_s == first
         else event
         for event in events
     ]
@@ -163,6 +181,14 @@ def test_each_quantity_has_one_value_on_all_surfaces(data: RunData) -> None:
     )
     assert format_duration(recovery.detect.value_s) in on_page
     assert "detect 5 s" not in on_page
+
+    # Shares of the time are of the time of the table, start-up included.
+    whole_s, found = model.accounting.wall_s, {one.id: one.evidence for one in model.findings}
+    assert model.accounting.other_s > 0.05 * whole_s
+    for name, lost_s in (
+        ("stall", model.accounting.stall_s), ("slowdown", model.accounting.slowdown_s)
+    ):  # fmt: skip
+        assert f"{format_fraction(lost_s / whole_s)} of the time" in found[name]
 
     # What was observed since the plan applies.
     seen = {p.name: p for p in model.promises}["waste"].observed
