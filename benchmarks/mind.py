@@ -127,7 +127,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             shutil.rmtree(folder, ignore_errors=True)
     publish(
         "mind", [line for size, all_ in found.items() for line in rows(size, all_)],
-        settings={**vars(given), "outcomes": {k: [asdict(o) for o in v] for k, v in found.items()}},
+        settings={
+            **{name: value for name, value in vars(given).items() if name != "keep"},
+            "outcomes": {k: [asdict(o) for o in v] for k, v in found.items()},
+        },
         smoke=given.smoke,
     )  # fmt: skip
 
