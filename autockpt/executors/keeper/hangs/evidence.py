@@ -7,6 +7,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from autockpt.executors.keeper.hangs.activity import Activity
+from autockpt.executors.keeper.hangs.pace import Stillness
+
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)$')
 _THREAD = re.compile(r"^(Current thread|Thread) 0x")
 _WAITS = ("distributed_c10d.py", "torch/distributed/", "_engine_run_backward")
@@ -43,6 +46,8 @@ class RankState:
     process: str
     """State of the process as the kernel says it: S (sleeping), T (stopped), D, R."""
     stacks: str
+    activity: Activity = ""
+    """What it does."""
 
     @property
     def frames(self) -> tuple[Frame, ...]:
@@ -100,10 +105,13 @@ def culprit(ranks: Mapping[int, RankState], *, alone: bool) -> int | None:
 
 
 def sentence(
-    ranks: Mapping[int, RankState], named: int | None, still_s: float, allowed_s: float, where: str
+    ranks: Mapping[int, RankState], named: int | None, now_s: float, still: Stillness, where: str
 ) -> str:
     """One line for the terminal."""
-    after = f"no progress for {still_s:.0f} s (a gap of {allowed_s:.0f} s was allowed)"
+    after = (
+        f"no progress for {now_s - still.since_s:.0f} s "
+        f"(a gap of {still.allowed_s:.0f} s was allowed)"
+    )
     if named is None:
         first: dict[str, int] = {}
         for rank in sorted(ranks):
@@ -113,6 +121,9 @@ def sentence(
     one, others = ranks[named], len(ranks) - 1
     rest = f"; {others} other ranks wait for it" if others > 1 else ""
     rest = "; the other rank waits for it" if others == 1 else rest
+    what = "late" if still.is_late else "stuck"
+    computes = "it computes; " if one.activity == "computes" else ""
     return (
-        f"rank {named} is stuck at step {one.step}: {one.place}; {after}{rest}; evidence in {where}"
+        f"rank {named} is {what} at step {one.step}: {one.place}; {computes}{after}{rest}; "
+        f"evidence in {where}"
     )

@@ -4,12 +4,17 @@ Pure: marks and times come in, a verdict goes out.  A rank marks every call of i
 of an optimizer and every boundary, with its activity.  The gaps between its marks are learned for
 each activity.  The job is stuck when no rank of the node has marked anything for longer than its
 own kind of gap allows.  A rank that evaluates or saves while others wait for it is progress.
+
+A rank that computes or moves data without marks has more time.  One that computes while others wait
+is late after a minute: no look from outside tells a long computation from a loop that polls.
 """
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
+
+from autockpt.executors.keeper.hangs.activity import Activity
 
 Doing = Literal["begins", "trains", "evaluates", "saves", "over"]
 DOINGS: tuple[Doing, ...] = ("begins", "trains", "evaluates", "saves", "over")
@@ -19,13 +24,18 @@ FACTOR = 5.0
 """So many times the 99th percentile of its gaps a rank may stand still."""
 LEAST_S = 7.0
 BUSY_S = 300.0
-"""The least patience while a process of the rank computes, or waits for a disk."""
+"""The least patience while a process of the rank computes or moves data."""
+LATE_S = 60.0
+"""A rank that computes is late after so long, at least, where another one waits."""
 UNKNOWN_S: Mapping[str, float] = {"begins": 1800.0, "trains": 60.0, "evaluates": 600.0}
 """Until `KNOWN_GAPS` gaps of the kind were seen: compilation and first batches take long."""
 KNOWN_GAPS = 8
 KEPT_GAPS = 512
 BLINK_S = 3.0
 """A look this late means that the keeper itself stood still; it then ignores the time before."""
+
+Marks = dict[int, tuple[int, int]]
+"""Process and count of marks by rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +60,8 @@ class Stillness:
     """How long a gap may be, of the rank that stood still first."""
     learned: bool
     """From this training's own gaps."""
+    is_late: bool = False
+    """A rank computes while others wait for it: it may end by itself."""
 
 
 @dataclass(slots=True)
@@ -90,12 +102,13 @@ class Pace:
         self._looked_s: float | None = None
         self._since_s = 0.0
         """Nothing is known of before."""
-        self._told = False
+        self._told: tuple[Marks, bool] | None = None
+        """Marks when the newest stillness was told, and whether a rank was only late."""
 
     def look(
-        self, now_s: float, marks: Mapping[int, Mark], busy: Mapping[int, bool]
+        self, now_s: float, marks: Mapping[int, Mark], activities: Mapping[int, Activity]
     ) -> Stillness | None:
-        """The ranks stand still: once, when that becomes so.  `busy`: by rank, see `BUSY_S`."""
+        """The ranks stand still: once, when that becomes so.  `activities`: by rank."""
         if self._looked_s is None or now_s - self._looked_s > BLINK_S:
             self._since_s = now_s
         self._looked_s = now_s
@@ -108,18 +121,30 @@ class Pace:
                 self._since_s = now_s  # a start: every rank waits for the others
             else:
                 known.heard(mark)
-        live = {rank: one for rank, one in self._ranks.items() if one.mark.doing != "over"}
-        if not live:
+        still = self._still(now_s, activities)
+        counts = {rank: (mark.pid, mark.count) for rank, mark in marks.items()}
+        if still is None or self._told in ((counts, still.is_late), (counts, False)):
             return None
-        found: list[Stillness] = []
-        for rank, one in live.items():
+        self._told = counts, still.is_late
+        return still
+
+    def _still(self, now_s: float, activities: Mapping[int, Activity]) -> Stillness | None:
+        """Whether the ranks stand still now, also where that was told before."""
+        stuck: list[Stillness] = []
+        late: list[Stillness] = []
+        for rank, one in self._ranks.items():
+            if one.mark.doing == "over":
+                continue
+            activity = activities.get(rank, "")
             since_s = max(one.mark.at_s, self._since_s)
-            allowed_s, learned = one.allowed_s(busy=busy.get(rank, False))
-            if now_s - since_s <= allowed_s:
-                self._told = False
+            allowed_s, learned = one.allowed_s(busy=bool(activity))
+            late_s = max(LATE_S, one.allowed_s(busy=False)[0])
+            still = Stillness(since_s=since_s, allowed_s=allowed_s, learned=learned)
+            if now_s - since_s > allowed_s:
+                stuck.append(still)
+            elif activity == "computes" and now_s - since_s > late_s:
+                late.append(replace(still, allowed_s=late_s, is_late=True))
+            else:
                 return None
-            found.append(Stillness(since_s=since_s, allowed_s=allowed_s, learned=learned))
-        if self._told:
-            return None
-        self._told = True
-        return min(found, key=lambda still: still.since_s)
+        found = late if late and stuck else stuck if not late else []
+        return min(found, key=lambda still: still.since_s, default=None)

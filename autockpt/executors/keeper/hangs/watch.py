@@ -19,6 +19,7 @@ from typing import Literal
 
 from autockpt import new_files
 from autockpt.executors.keeper.hangs import stack_dumps
+from autockpt.executors.keeper.hangs.activity import Activities, text_of
 from autockpt.executors.keeper.hangs.evidence import RankState, culprit, sentence
 from autockpt.executors.keeper.hangs.pace import DOINGS, Mark, Pace, Stillness
 from autockpt.executors.keeper.slots import (
@@ -30,14 +31,8 @@ from autockpt.executors.keeper.slots import (
 )
 
 FOLDER = "incidents"
-WOKEN_S = 3.0
-"""A main thread that has waited and gone on so lately sends or receives something.  It does not
-wake in a collective, at a lock or where it is stopped; where it waits for a loader, every 5 s."""
-LOADS_DATA = "pt_data"
-"""Beginning of the names of processes in which torch loads data."""
-BUSY_SHARE = 0.2
-"""The fraction of a core, over the time between two looks, above which a process counts as
-computing."""
+LOOKED_AT_S = 2.0
+"""A rank is looked at more closely when it has marked nothing for so long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +50,7 @@ class HangWatch:
         """`told(sentence, directory)` is called on that thread."""
         self._run_directory, self._node, self._told = run_directory, node, told
         self._pace = Pace()
-        self._used: dict[int, tuple[float, float]] = {}
-        """By process (when, seconds of a core) at the last look."""
-        self._woken: dict[int, tuple[int, float]] = {}
-        """By process (wakes, when it was seen to have woken)."""
-        self._told_marks: dict[int, int] = {}
-        """Marks by rank when the ranks were last told to be stuck: the signal that asks for stacks
-        wakes them."""
+        self._activities = Activities()
 
     def look(
         self,
@@ -86,20 +75,22 @@ class HangWatch:
             marks[rank] = Mark(pid=one.pid, count=count, at_s=at_s, doing=doing)
         if any(self._is_debugged(one.pid) for one in ranks.values()):
             return None
-        counts = {rank: mark.count for rank, mark in marks.items()}
-        was_told = counts == self._told_marks
-        busy = {
-            rank: self._is_busy(now_s, one.pid, wakes_count=not was_told)
-            for rank, one in ranks.items()
+        self._activities.forget(
+            mark.pid for mark in marks.values() if now_s < mark.at_s + LOOKED_AT_S
+        )
+        doing_now = {
+            rank: self._activities.look(now_s, mark.pid)
+            for rank, mark in marks.items()
+            if now_s >= mark.at_s + LOOKED_AT_S
         }
-        still = self._pace.look(now_s, marks, busy)
+        still = self._pace.look(now_s, marks, doing_now)
         if still is not None:
-            self._told_marks = counts
             found = {
                 rank: RankState(
                     rank=rank, pid=one.pid, step=one.memory.cell(CELL_STEP),
                     marks=marks[rank].count, doing=marks[rank].doing,
                     still_s=now_s - marks[rank].at_s, process="", stacks="",
+                    activity=doing_now.get(rank, ""),
                 )
                 for rank, one in ranks.items()
             }  # fmt: skip
@@ -128,12 +119,14 @@ class HangWatch:
             for rank, one in found.items()
         }
         named = culprit(ranks, alone=alone)
+        if named is None and still.is_late:
+            return
         if named is None and not alone and now_s - still.since_s < 60.0:
             return  # every rank here waits for other nodes, whose keepers see which
         name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-node-{self._node:03d}"
         where = os.path.join(self._run_directory, FOLDER, name)
-        text = sentence(ranks, named, now_s - still.since_s, still.allowed_s, where)
-        kill = named is not None and ends()
+        text = sentence(ranks, named, now_s, still, where)
+        kill = named is not None and not still.is_late and ends()
         with contextlib.suppress(OSError):
             self._write(where, ranks, named, still, text, kill)
         self._told(text + ("; it is ended" if kill else ""), where)
@@ -154,7 +147,7 @@ class HangWatch:
             state = f"rank {rank}, pid {one.pid}, state {one.process}, {one.place}\n{kernel}\n\n"
             _write(os.path.join(where, f"rank-{rank:05d}.txt"), state + one.stacks)
         machine = "".join(
-            f"--- {path}\n{_text(path)}\n"
+            f"--- {path}\n{text_of(path)}\n"
             for path in (
                 "/proc/loadavg",
                 "/proc/meminfo",
@@ -167,7 +160,7 @@ class HangWatch:
         record = {
             "schema_version": 1, "node": self._node, "rank": named, "sentence": text,
             "since_monotonic_s": still.since_s, "allowed_s": still.allowed_s,
-            "learned": still.learned, "action": action,
+            "learned": still.learned, "is_late": still.is_late, "action": action,
             "ranks": [
                 {**asdict(one), "stacks": f"rank-{rank:05d}.txt", "place": one.place,
                  "waits_for_others": one.waits_for_others}
@@ -182,18 +175,6 @@ class HangWatch:
     def _is_debugged(self, pid: int) -> bool:
         return stack_dumps.status_of(pid).get("TracerPid", "0") != "0"
 
-    def _is_busy(self, now_s: float, pid: int, *, wakes_count: bool = True) -> bool:
-        """It, or a child of it, computes, waits for a disk, or moves data."""
-        used_s, disk, wakes = _used(pid)
-        at_s, before_s = self._used.get(pid, (now_s, used_s))
-        if now_s - at_s >= 1.0 or pid not in self._used:
-            self._used[pid] = (now_s, used_s)
-        if self._woken.get(pid, (-1, 0.0))[0] != wakes:
-            self._woken[pid] = (wakes, now_s)
-        share = (used_s - before_s) / max(1.0, now_s - at_s)
-        woken = wakes_count and now_s < self._woken[pid][1] + WOKEN_S
-        return disk or share > BUSY_SHARE or woken
-
 
 def place_of(run_directory: str, rank: int, pid: int) -> str:
     """Where a rank stands now, for a person."""
@@ -204,37 +185,8 @@ def place_of(run_directory: str, rank: int, pid: int) -> str:
     ).place
 
 
-def _used(pid: int) -> tuple[float, bool, int]:
-    """(seconds of a core, whether it waits for a disk, wakes) of a process and its children.
-
-    Only its main thread and the processes that load its data count as woken.
-    """
-    ticks, disk, wakes = 0, False, 0
-    family = [pid]
-    with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            family += map(int, _text(f"/proc/{pid}/task/{task}/children").split())
-    for one in family:
-        fields = _text(f"/proc/{one}/stat").rpartition(")")[2].split()
-        if len(fields) > 12:
-            ticks += int(fields[11]) + int(fields[12])
-            disk = disk or fields[0] == "D"
-        status = stack_dumps.status_of(one)
-        if one == pid or status.get("Name", "").startswith(LOADS_DATA):
-            wakes += int(status.get("voluntary_ctxt_switches", 0))
-    return ticks / os.sysconf("SC_CLK_TCK"), disk, wakes
-
-
 def _proc(pid: int, name: str) -> str:
-    return _text(f"/proc/{pid}/{name}").strip() or "not told"
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
+    return text_of(f"/proc/{pid}/{name}").strip() or "not told"
 
 
 def _write(path: str, text: str) -> None:

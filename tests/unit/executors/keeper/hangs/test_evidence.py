@@ -1,5 +1,6 @@
 """From stacks and states: which rank, and where."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from autockpt.executors.keeper.hangs import stack_dumps
 from autockpt.executors.keeper.hangs.evidence import RankState, culprit, sentence
+from autockpt.executors.keeper.hangs.pace import Stillness
 
 WAITS = """Thread 0x00007f1 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 327 in wait
@@ -34,6 +36,11 @@ def rank(number: int, stacks: str, process: str = "S (sleeping)", step: int = 9)
     )  # fmt: skip
 
 
+def still(*, is_late: bool = False) -> Stillness:
+    """Since second 10, where 8 s were allowed."""
+    return Stillness(since_s=10.0, allowed_s=8.0, learned=True, is_late=is_late)
+
+
 def by_rank(*ranks: RankState) -> dict[int, RankState]:
     """As `culprit` wants them."""
     return {one.rank: one for one in ranks}
@@ -43,12 +50,22 @@ def test_the_rank_that_does_not_wait_for_others_is_named() -> None:
     """Its own line of the script is the place."""
     found = by_rank(rank(0, WAITS), rank(1, READS), rank(2, WAITS))
     assert culprit(found, alone=False) == 1
-    text = sentence(found, 1, 10.0, 8.0, "runs/x/incidents/y")
+    text = sentence(found, 1, 20.0, still(), "runs/x/incidents/y")
     assert text == (
         "rank 1 is stuck at step 9: in fetch (/home/me/data.py:7); no progress for 10 s (a gap of "
         "8 s was allowed); 2 other ranks wait for it; evidence in runs/x/incidents/y"
     )
     assert found[0].place == "in step (/home/me/train.py:40), within _engine_run_backward"
+
+
+def test_a_rank_that_computes_is_called_late() -> None:
+    """It may go on by itself."""
+    computes = dataclasses.replace(rank(1, READS), activity="computes")
+    text = sentence(by_rank(rank(0, WAITS), computes), 1, 20.0, still(is_late=True), "x")
+    assert text == (
+        "rank 1 is late at step 9: in fetch (/home/me/data.py:7); it computes; no progress for 10 s "
+        "(a gap of 8 s was allowed); the other rank waits for it; evidence in x"
+    )
 
 
 def test_a_stopped_rank_is_named_before_all() -> None:
@@ -68,7 +85,7 @@ def test_where_all_wait_in_different_places_these_are_named() -> None:
     """Collectives that do not match; equal places are named once."""
     other = WAITS.replace("line 40 in step", "line 50 in check")
     ranks = by_rank(rank(0, WAITS), rank(1, WAITS), rank(2, other))
-    assert sentence(ranks, None, 10.0, 8.0, "x").split(": ", 1)[1] == (
+    assert sentence(ranks, None, 20.0, still(), "x").split(": ", 1)[1] == (
         "every rank waits; rank 0 in step (/home/me/train.py:40), within _engine_run_backward; "
         "rank 2 in check (/home/me/train.py:50), within _engine_run_backward; evidence in x"
     )

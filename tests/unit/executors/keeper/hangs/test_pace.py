@@ -5,8 +5,10 @@ import random
 
 import pytest
 
+from autockpt.executors.keeper.hangs.activity import Activity
 from autockpt.executors.keeper.hangs.pace import (
     BUSY_S,
+    LATE_S,
     LEAST_S,
     UNKNOWN_S,
     Doing,
@@ -27,7 +29,7 @@ class Node:
         self.marks = {
             rank: Mark(pid=rank, count=1, at_s=self.now_s, doing="begins") for rank in range(ranks)
         }
-        self.busy: dict[int, bool] = {}
+        self.busy: dict[int, Activity] = {}
         self.found: list[tuple[float, Stillness]] = []
 
     def mark(self, rank: int, doing: Doing) -> None:
@@ -99,7 +101,7 @@ def test_an_hour_of_evaluations_saves_and_stalls_raises_no_alarm() -> None:
         elif what == 2:  # the keeper stands still
             node.now_s += 90.0
         else:  # the script computes, without a call of its model
-            node.busy = dict.fromkeys(node.marks, True)
+            node.busy = dict.fromkeys(node.marks, "computes")
             node.wait(100.0)
             node.busy = {}
     assert node.found == []
@@ -124,15 +126,42 @@ def test_a_restart_begins_anew() -> None:
     assert not node.found
 
 
-def test_who_computes_has_more_time() -> None:
+@pytest.mark.parametrize("activity", ["computes", "moves data"])
+def test_a_rank_that_does_something_has_more_time(activity: Activity) -> None:
     """But not for ever."""
-    node = Node()
+    node = Node(1)
     node.train(50)
-    node.busy = {1: True}
+    node.busy = {0: activity}
     node.wait(BUSY_S - 5.0)
     assert not node.found
     node.wait(30.0)
-    assert len(node.found) == 1
+    assert [still.is_late for _, still in node.found] == [False]
+
+
+def test_a_rank_that_computes_while_another_one_waits_is_late_first() -> None:
+    """It may poll.  Each is told once."""
+    node = Node()
+    node.train(50)
+    node.busy = {1: "computes"}
+    node.wait(LATE_S - 2.0)
+    assert not node.found
+    node.wait(LATE_S)
+    node.busy = {}
+    node.wait(1.0)
+    node.busy = {1: "computes"}
+    node.wait(10.0)
+    assert [still.is_late for _, still in node.found] == [True, False]
+    node.wait(400.0)
+    assert len(node.found) == 2
+
+
+def test_a_rank_that_moves_data_while_another_one_waits_is_not_late() -> None:
+    """It will end by itself."""
+    node = Node()
+    node.train(50)
+    node.busy = {1: "moves data"}
+    node.wait(BUSY_S - 5.0)
+    assert not node.found
 
 
 def test_a_rank_that_is_over_is_not_waited_for() -> None:
