@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from autockpt.launch.elastic.rendezvous.polls import poll_s
+from autockpt.launch.elastic.rendezvous.store_connection import StoreConnection
 
 PREFIX = "autockpt/members"
 LOOK_S = 0.1
@@ -42,6 +43,8 @@ STORE_GONE = (
     "the node that keeps the rendezvous does not answer any more, as where a job has ended; this "
     "spare node leaves"
 )
+STORE_LOST = "the connection to the rendezvous is lost: this spare node connects again"
+STORE_BACK = "this spare node is connected to the rendezvous again"
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 Name = tuple[str, int, int]
@@ -86,15 +89,19 @@ class Membership:
         self._claims: dict[str, tuple[str, float]] = {}
         """Claim of another launcher by place, and since when it is known."""
         self._holder: Any = getattr(handler, "_state_holder", None)
-        needed = ("sync", "_dead_nodes", "_sanitize", "_cache_duration")
+        needed = ("sync", "_dead_nodes", "_sanitize", "_cache_duration", "_backend")
         self._works = all(hasattr(self._holder, name) for name in needed)
         """Another version of torch may lack a part: nodes then meet as torchelastic has it."""
         if self._works:
-            from torch.distributed.distributed_c10d import PrefixStore
-
-            self._store = PrefixStore(f"{PREFIX}/{handler.get_run_id()}", handler._store)
+            self._open_store()
             holder: Any = self._holder
             self._theirs, holder.sync = holder.sync, self._sync
+
+    def _open_store(self) -> None:
+        from torch.distributed.distributed_c10d import PrefixStore
+
+        handler = self._handler
+        self._store = PrefixStore(f"{PREFIX}/{handler.get_run_id()}", handler._store)
 
     @property
     def name(self) -> Name:
@@ -195,29 +202,41 @@ class Membership:
         """
         if not self._works:
             return
-        from torch.distributed import DistNetworkError
+        from torch.distributed import DistNetworkError, DistStoreError
         from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
         looks = 0
-        try:
-            while not self._has_place(most_nodes):
+        while True:
+            try:
+                if self._has_place(most_nodes):
+                    return
                 if self._holder.state.closed:
                     break
-                looks += 1
-                if looks == SAID_AFTER:
-                    say(WAITS)
-                idle()
-                time.sleep(max(LOOK_S, poll_s(most_nodes)))
-            else:
-                return
-        except (RendezvousConnectionError, DistNetworkError):
-            if looks:  # else the rendezvous says what is wrong
-                say(STORE_GONE)
-                raise NotNeeded(0) from None
-            return
+            except (RendezvousConnectionError, DistNetworkError, DistStoreError):
+                if not looks:
+                    return  # the rendezvous says what is wrong
+                self._connect_again(say, idle)
+            looks += 1
+            if looks == SAID_AFTER:
+                say(WAITS)
+            idle()
+            time.sleep(max(LOOK_S, poll_s(most_nodes)))
         if looks:
             say(OVER)
             raise NotNeeded(0)
+
+    def _connect_again(self, say: Callable[[str], object], idle: Callable[[], object]) -> None:
+        """Raises NotNeeded where the job is over."""
+        say(STORE_LOST)
+        connection = StoreConnection(self._handler)
+        while not connection.try_again():
+            if connection.is_gone:
+                say(STORE_GONE)
+                raise NotNeeded(0)
+            idle()
+            time.sleep(LOOK_S)
+        self._open_store()
+        say(STORE_BACK)
 
     def _has_place(self, most_nodes: int) -> bool:
         """Whether this launcher may go to the rendezvous now."""

@@ -1,5 +1,8 @@
 """Members of a job keep their places, and a spare takes the place of one that is lost."""
 
+import contextlib
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +17,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from autockpt.launch import environment
-from autockpt.launch.elastic.rendezvous import membership
+from autockpt.launch.elastic.rendezvous import membership, store_connection
 from autockpt.launch.elastic.rendezvous.membership import NotNeeded
 from autockpt.launch.elastic.rendezvous.node_numbers import Seated
 from autockpt.launch.elastic.torchrun_handler import make_factory
@@ -29,17 +32,18 @@ class Job:
     def __init__(self, *, silence_s: int) -> None:
         """`silence_s`: a launcher without a sign of life for so long is lost."""
         self._server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.port = self._server.port
         self._silence_s = silence_s
         self._threads = ThreadPoolExecutor(8)
         self.launchers: list[Seated] = []
         self.lost_nodes: set[int] = set()
         self.said: list[str] = []
 
-    def launcher(self, address: str, *, nodes: str = "2:2") -> Seated:
-        """One more."""
+    def launcher(self, address: str, *, nodes: str = "2:2", port: int | None = None) -> Seated:
+        """One more; `port`: at which it asks for the store."""
         least, most = map(int, nodes.split(":"))
         parameters = RendezvousParameters(
-            "autockpt", f"127.0.0.1:{self._server.port}", "job", least, most, local_addr=address,
+            "autockpt", f"127.0.0.1:{port or self.port}", "job", least, most, local_addr=address,
             is_host=False, keep_alive_max_attempt=self._silence_s, last_call_timeout=1,
         )  # fmt: skip
         bare: Any = make_factory()(parameters)
@@ -94,6 +98,51 @@ def new_job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Job]]:
     yield make
     for job in made:
         job.end()
+
+
+class Relay:
+    """Hands connections on to a port, until it is cut."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._pairs: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self.listen()
+
+    def listen(self) -> None:
+        """Also again, at the same port."""
+        if self._listener.fileno() < 0:
+            self._listener = socket.create_server(("127.0.0.1", self.port))
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._to))
+                self._pairs += [near, far]
+                for ends in ((near, far), (far, near)):
+                    threading.Thread(target=self._hand_on, args=ends, daemon=True).start()
+
+    @staticmethod
+    def _hand_on(source: socket.socket, target: socket.socket) -> None:
+        with source, contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+
+    def cut(self) -> None:
+        """All connections end."""
+        for one in self._pairs:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        self._pairs.clear()
+
+    def close(self) -> None:
+        """Nothing listens any more."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
 
 
 def until(done: Callable[[], object]) -> None:
@@ -228,3 +277,46 @@ def test_the_fifth_of_a_first_start_is_a_spare(new_job: Callable[..., Job]) -> N
     coming = [job.goes(one) for one in three]
     until(lambda: sum(one.done() for one in coming) == 2 and job.said)
     assert sorted(one.number is None for one in three) == [False, False, True]
+
+
+def test_a_spare_whose_connection_breaks_connects_again(new_job: Callable[..., Job]) -> None:
+    """Also where nothing listens for a moment; then it takes the place of a lost node."""
+    job = new_job(silence_s=4)
+    here, lost = job.two()
+    relay = Relay(job.port)
+    spare = job.launcher("127.0.0.1", port=relay.port)
+    coming = job.goes(spare)
+    until(lambda: job.said)
+    relay.cut()
+    until(lambda: membership.STORE_BACK in job.said)
+    relay.close()
+    until(lambda: job.said.count(membership.STORE_LOST) == 2)
+    time.sleep(3 * store_connection.FIRST_WAIT_S)
+    relay.listen()
+    until(lambda: job.said.count(membership.STORE_BACK) == 2)
+    assert not coming.done()
+    lost._handler._stop_heartbeats()
+    until(lambda: here._handler.num_nodes_waiting())
+    assert job.meet(here) == [0]
+    coming.result(PATIENCE_S)
+    assert spare.number == 1
+    spare._handler._stop_heartbeats()
+    job.launchers.remove(spare)
+    relay.close()
+
+
+def test_a_spare_leaves_where_nothing_listens_any_more(
+    new_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher that kept the store has ended."""
+    monkeypatch.setattr(store_connection, "REFUSED_S", 0.5)
+    job = new_job()
+    job.two()
+    relay = Relay(job.port)
+    coming = job.goes(job.launcher("127.0.0.1", port=relay.port))
+    until(lambda: job.said)
+    relay.close()
+    with pytest.raises(NotNeeded, match="0"):
+        coming.result(PATIENCE_S)
+    assert job.said[-1] == membership.STORE_GONE
+    job.launchers.pop()
