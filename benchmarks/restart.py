@@ -237,9 +237,9 @@ def parked(launcher: int) -> list[int]:
 
 
 def own_bytes(pid: int) -> int:
-    """Memory that is not mapped from files."""
+    """Memory that is not mapped from files; what processes share is divided among them."""
     rows = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in rows if line.startswith("Anonymous:"))
+    return next(int(line.split()[1]) * 1024 for line in rows if line.startswith("Pss_Anon:"))
 
 
 def startup(run: Path) -> dict[str, float]:

@@ -7,16 +7,32 @@ are shut down here.  Of two ranks that are connected, one has accepted the conne
 where it listens.  Each rank shuts down what it has accepted.  These are all connections between
 survivors; the kernel has ended the dead rank's connections.  A rank may also wait for a key of the
 store, torch's at MASTER_PORT or the launcher's.
+
+Two places of gloo need more care:
+
+* A connection that ends within a message leaves the receiver waiting (`Pair::signalException` does
+  not know the message under way).  So it is shut down when nothing has moved for a moment.
+* A rank that connects waits for others to call it.  It is called from here, in their place.
 """
 
 import contextlib
+import fcntl
 import os
 import socket
+import struct
 import sys
+import termios
+import time
 from collections.abc import Iterator
 from typing import Any
 
 from autockpt.launch.in_process import kept_store
+from autockpt.launch.rank_env import number
+
+QUIET_S = 0.01
+"""A connection on which nothing has moved for so long holds no part of a message."""
+LOUD_S = 1.0
+"""After so long it is shut down all the same."""
 
 
 def are_there() -> bool:
@@ -36,15 +52,82 @@ def own_ports() -> frozenset[int]:
     return frozenset(_port(sock.getsockname()) for sock in _tcp_sockets() if _listens(sock))
 
 
-def abort(known: frozenset[int]) -> None:
-    """Collectives under way fail, on whichever thread; callable from any thread.
+class Abort:
+    """Ends the collectives of this process, on whichever thread; callable from any thread."""
 
-    `known`: ports at which this process listened before the function began; these are no groups'.
-    """
-    groups: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    if groups is not None:
-        _abort_backends(groups)
-    _shut_down(own_ports() - known)
+    def __init__(self, known: frozenset[int]) -> None:
+        """`known`: ports at which this process listened before; these are no groups'."""
+        self._known = known
+        self._began_s: float | None = None
+        self._calls = 0
+        self._moved: dict[Any, tuple[bytes, float]] = {}
+        """Counters of each connection, and since when they are so, CLOCK_MONOTONIC."""
+
+    def again(self) -> None:
+        """Collectives under way fail; a later one needs another call."""
+        now_s = time.monotonic()
+        self._began_s = now_s if self._began_s is None else self._began_s
+        self._abort_backends()
+        ports = own_ports() - self._known
+        if self._shut_down(ports) and not self._calls:
+            time.sleep(QUIET_S)
+            self._shut_down(ports)
+        if self._calls and not self._calls & self._calls - 1:
+            _call(ports)
+        self._calls += 1
+
+    def end(self) -> None:
+        """The function is left: nothing waits any more."""
+        self._abort_backends()
+        self._began_s = float("-inf")
+        self._shut_down(own_ports() - self._known)
+
+    @staticmethod
+    def _abort_backends() -> None:
+        groups: Any = sys.modules.get("torch.distributed.distributed_c10d")
+        if groups is not None:
+            _abort_backends(groups)
+
+    def _shut_down(self, ports: frozenset[int]) -> bool:
+        """Shuts down what is quiet; whether that was not all."""
+        left, stores = False, {os.environ.get("MASTER_PORT", "")}
+        if (kept := kept_store.ports(os.environ)) is not None:
+            stores.add(str(kept.kept))
+        for sock in _tcp_sockets():
+            with contextlib.suppress(OSError):
+                theirs, ours = sock.getpeername(), sock.getsockname()  # raises if it listens
+                if str(_port(theirs)) in stores:
+                    sock.shutdown(socket.SHUT_RDWR)
+                elif _port(ours) in ports:
+                    if self._is_quiet((ours, theirs), sock):
+                        sock.shutdown(socket.SHUT_RDWR)
+                    else:
+                        left = True
+        return left
+
+    def _is_quiet(self, name: Any, sock: socket.socket) -> bool:
+        now_s, waiting = time.monotonic(), bytearray(4)
+        fcntl.ioctl(sock, termios.FIONREAD, waiting)
+        counters = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)[120:]
+        before, since_s = self._moved.get(name, (b"", now_s))
+        if before != counters or any(waiting):
+            self._moved[name] = counters, now_s
+            since_s = now_s
+        assert self._began_s is not None
+        return now_s >= since_s + QUIET_S or now_s >= self._began_s + LOUD_S
+
+
+def _call(ports: frozenset[int]) -> None:
+    """Connects to gloo's ports of this process, as other ranks would, and hangs up."""
+    ranks = number(os.environ, "WORLD_SIZE") or 1
+    for sock in _tcp_sockets():
+        if not _listens(sock) or _port(sock.getsockname()) not in ports:
+            continue
+        for pair in range(ranks):
+            with contextlib.suppress(OSError), socket.socket(sock.family) as caller:
+                caller.settimeout(QUIET_S)
+                caller.connect(sock.getsockname())
+                caller.sendall(struct.pack("=q", pair))
 
 
 def _abort_backends(groups: Any) -> None:
@@ -98,17 +181,6 @@ def _clear_tables(groups: Any) -> None:
         table.clear()
     groups._unregister_all_process_groups()
     world.group_count = 0
-
-
-def _shut_down(ports: frozenset[int]) -> None:
-    stores = {os.environ.get("MASTER_PORT", "")}
-    if (kept := kept_store.ports(os.environ)) is not None:
-        stores.add(str(kept.kept))
-    for sock in _tcp_sockets():
-        with contextlib.suppress(OSError):
-            theirs = _port(sock.getpeername())  # raises for one that listens
-            if _port(sock.getsockname()) in ports or str(theirs) in stores:
-                sock.shutdown(socket.SHUT_RDWR)
 
 
 def _tcp_sockets() -> Iterator[socket.socket]:

@@ -24,6 +24,7 @@ from autockpt.launch import startup_timing
 from autockpt.launch.in_process import kept_store, order, process_groups, process_state
 from autockpt.launch.in_process.channel import connect
 from autockpt.launch.in_process.inputs import Arguments, ScriptFiles
+from autockpt.launch.in_process.standing import Standing
 from autockpt.launch.rank_env import number
 from autockpt.launch.standby.channel import Channel
 from autockpt.values import script_errors
@@ -57,6 +58,9 @@ class Loop:
         self._aborts, self._lock = False, threading.Lock()
         """Whether the thread aborts groups; held while it does."""
         self._ports = process_groups.own_ports()
+        self._abort = process_groups.Abort(self._ports)
+        self._standing: Standing | None = None
+        """Of the function, since the order to leave it."""
         self._restarts = 0
         self._weak: list[weakref.ref[Any]] = []
         """Models and optimizers of the call that has ended."""
@@ -95,22 +99,31 @@ class Loop:
             self._descriptors += descriptors
             for message in messages:
                 if "unwind" in message:
-                    self._aborts = True
+                    self._abort, self._aborts = process_groups.Abort(self._ports), True
+                    self._standing = Standing()
                     order.of_this_process.give()
-                    self._abort()
+                    self._abort_groups()
                 self._orders.put(message)
         self._orders.put({"end": "the launcher has gone"})
 
     def _next_messages(self) -> tuple[list[dict[str, Any]], list[int]] | None:
         """As of `Channel.receive`; aborts groups while it waits, where that is wanted."""
         while self._aborts and not self._launcher.is_ready(ABORT_S):
-            self._abort()
+            self._abort_groups()
+            self._tell_if_it_stands()
         return self._launcher.receive()
 
-    def _abort(self) -> None:
+    def _tell_if_it_stands(self) -> None:
+        with self._lock:
+            place = self._standing.place() if self._aborts and self._standing else ""
+            if place:
+                self._aborts = False
+                self._launcher.send({"stands": place})
+
+    def _abort_groups(self) -> None:
         with self._lock, contextlib.suppress(Exception):
             if self._aborts:
-                process_groups.abort(self._ports)
+                self._abort.again()
 
     def _stop_aborts(self) -> None:
         with self._lock:
@@ -143,7 +156,7 @@ class Loop:
             objects = [] if attaches is None else attaches.of_this_process.fail(cause)
             self._weak = [weakref.ref(item) for item in objects]
             del objects
-            process_groups.abort(self._ports)
+            self._abort.end()
             process_groups.forget()
             _clear(error)
         except Exception as problem:

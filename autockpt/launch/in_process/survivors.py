@@ -30,6 +30,7 @@ ELSEWHERE_S = 3.0
 DYING_S = 8.0
 """So long where the function of another rank has ended: that rank may be about to die."""
 ENDED = "its function had ended"
+STANDS = "it stood in a collective that nothing ends, as where a rank dies within a message"
 SHOWN_CHARS = 200
 """Of an exception."""
 TAKEN_S = 5.0
@@ -179,6 +180,8 @@ class Survivors:
                 function.failed_s = time.monotonic()
             elif "parked" in message:
                 function.answer = ""
+            elif "stands" in message:
+                function.answer = f"{STANDS}: {message['stands']}"
             elif "refused" in message:
                 function.answer = str(message["refused"])
             elif "unfit" in message:
@@ -201,8 +204,10 @@ class Survivors:
         asked = [
             one for local, one in functions.items() if obstacle(self._survivor(local, one)) is None
         ]
-        for function in asked:
-            function.channel.send({"unwind": True})
+        for function in functions.values():
+            # One that will have a new process, too: its connections hold others in collectives.
+            if function.is_restartable:
+                function.channel.send({"unwind": True})
         until_s = time.monotonic() + UNWIND_S
         while time.monotonic() < until_s and any(one.answer is None for one in asked):
             self._hear(LOOK_S)
@@ -217,6 +222,11 @@ class Survivors:
                 _close_outputs(handler)
             elif verdict.reason:
                 self._reasons[local] = verdict.reason
+                if function in asked and (function.answer or STANDS).startswith(STANDS):
+                    # It hears no signal; torchelastic would wait half a minute for it.
+                    handlers[local] = _Parked(living[local])
+                    _close_outputs(living[local])
+                    _kill(living[local].proc)
 
     def say_reasons(self) -> None:
         """The job goes on: why survivors of the death have new processes."""

@@ -90,3 +90,7 @@ class Channel:
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
+
+    def leave(self) -> None:
+        """Another process has this end, too, and keeps it."""
+        self._sock.close()

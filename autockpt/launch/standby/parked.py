@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autockpt.launch import owner, startup_timing
-from autockpt.launch.standby import imports
+from autockpt.launch.standby import imports, twin
 from autockpt.launch.standby.channel import Channel
 
 VARIABLE = "AUTOCKPT_STANDBY"
@@ -70,6 +70,10 @@ def become_rank(descriptor: int) -> None:
         title.show(TITLE)
         launcher.send({"ready": True})
         order, descriptors = orders.next()
+        while "twin_of" in order:
+            launcher = _make_twin(launcher, world, order, descriptors)
+            orders = _Orders(launcher)
+            order, descriptors = orders.next()
         world.require_same(order["environment"])
     except Refusal as refusal:
         launcher.send({"refused": str(refusal)})
@@ -84,9 +88,29 @@ def become_rank(descriptor: int) -> None:
         os.close(source)
     captured.replay()
     title.restore()
+    gc.unfreeze()
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(order["oom_score_adj"])
     startup_timing.reborn()
+
+
+def _make_twin(
+    launcher: Channel, world: "_World", order: Mapping[str, Any], descriptors: list[int]
+) -> Channel:
+    """Forks a twin for another rank; each of the two returns with its own connection."""
+    its = Channel(socket.socket(fileno=descriptors[0]))
+    try:
+        world.require_same(order["environment"])
+        reason = twin.obstacle({launcher.fileno(), its.fileno()})
+    except Refusal as refusal:
+        reason = str(refusal)
+    if not reason and twin.fork(order["twin_of"]):
+        launcher.leave()
+        its.send({"ready": True, "pid": os.getpid()})
+        return its
+    its.leave()
+    launcher.send({"no_twin": reason})
+    return launcher
 
 
 class _World:
@@ -258,10 +282,11 @@ class _Captured:
     def replay(self) -> None:
         """Writes it out."""
         for number, descriptor in enumerate(self._kept, start=1):
-            with contextlib.suppress(OSError), open(descriptor, "rb") as kept:
-                kept.seek(0)
-                while data := kept.read(65536):
-                    os.write(number, data)
+            place = 0  # twins have the descriptor in common
+            with contextlib.suppress(OSError):
+                while data := os.pread(descriptor, 65536, place):
+                    place += os.write(number, data)
+                os.close(descriptor)
 
 
 class _Title:

@@ -21,8 +21,9 @@ from autockpt import new_files
 from autockpt.console import Console
 from autockpt.executors.linux.memory import headroom
 from autockpt.launch.elastic.signals import signals_wait
-from autockpt.launch.standby import imports, parked
+from autockpt.launch.standby import imports, parked, twin
 from autockpt.launch.standby.channel import Channel
+from autockpt.launch.standby.twin import Adopted
 from autockpt.run_directory import RunDirectory
 from autockpt.values.units import format_bytes
 
@@ -49,7 +50,7 @@ class _Place:
     rank: int
     arguments: tuple[str, ...]
     environment: dict[str, str]
-    process: "subprocess.Popen[bytes] | None" = None
+    process: "subprocess.Popen[bytes] | Adopted | None" = None
     channel: Channel | None = None
     ready: bool = False
     restarted: bool = False
@@ -58,6 +59,10 @@ class _Place:
     """Since when its imports are known, CLOCK_MONOTONIC."""
     bytes: int = NEEDED_BYTES
     refused: bool = False
+    known: imports.Imports | None = None
+    """The imports of the process."""
+    no_twin: bool = False
+    """It cannot be forked from another one."""
 
 
 class StandbyPool:
@@ -130,6 +135,9 @@ class StandbyPool:
         if known is None:
             place.refused = True
             return
+        place.known = known
+        if self._make_twin(place):
+            return
         here, there = socket.socketpair()
         place.channel, place.ready = Channel(here), False
         with there:
@@ -141,6 +149,29 @@ class StandbyPool:
             "modules": known.modules, "changed": known.changed, "path0": _path0(place.arguments),
         }  # fmt: skip
         place.channel.send(order)
+
+    def _make_twin(self, place: _Place) -> bool:
+        """Whether the place has a process now that was forked from another rank's."""
+        source = next((one for one in self._places.values() if _is_twin(one, place)), None)
+        if source is None or source.channel is None or place.no_twin:
+            return False
+        place.no_twin = True  # one attempt
+        here, there = socket.socketpair()
+        channel, order = Channel(here), {"twin_of": os.getpid(), "environment": place.environment}
+        with twin.adopting():
+            with there:
+                source.channel.send(order, (there.fileno(),))
+            said = source.channel.next_message(ANSWER_S)
+            if said is None:
+                self._end(source)
+            told = channel.next_message(ANSWER_S) if said == {"no_twin": ""} else None
+        if told is None:
+            channel.close()
+            return False
+        place.channel, place.ready = channel, True
+        place.process = Adopted(told["pid"], place.arguments)
+        place.bytes = _memory_of(told["pid"])
+        return True
 
     def _hear(self, place: _Place) -> None:
         """Takes the next words of a parked process, if there are any."""
@@ -277,6 +308,11 @@ class StandbyPool:
             self._console.say(f"{which} restart is a cold one: {reason}")
 
 
+def _is_twin(one: _Place, other: _Place) -> bool:
+    """Whether one process waits that could be either rank's."""
+    return one.ready and (one.arguments, one.known) == (other.arguments, other.known)
+
+
 @contextlib.contextmanager
 def ranks_from(start: Callable[..., Any]) -> Iterator[bool]:
     """As long as it lasts, torchelastic's ranks are what `start` returns, a handler for each.
@@ -298,7 +334,7 @@ def ranks_from(start: Callable[..., Any]) -> Iterator[bool]:
         api.get_subprocess_handler = before
 
 
-def handler_of(process: "subprocess.Popen[bytes]", settings: Any) -> Any:
+def handler_of(process: "subprocess.Popen[bytes] | Adopted", settings: Any) -> Any:
     """Return torchelastic's handle of a rank, for a process that is there already."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
@@ -308,7 +344,7 @@ def handler_of(process: "subprocess.Popen[bytes]", settings: Any) -> Any:
             self._stdout = open(stdout, "w", opener=new_files.private) if stdout else None  # noqa: SIM115
             self._stderr = open(stderr, "w", opener=new_files.private) if stderr else None  # noqa: SIM115
             self.local_rank_id = settings["local_rank_id"]
-            self.proc = process
+            self.proc: Any = process
 
         @property
         def outputs(self) -> tuple[int, int]:
@@ -342,9 +378,10 @@ def _path0(arguments: tuple[str, ...]) -> str:
 
 
 def _memory_of(pid: int) -> int:
-    """Bytes that are a process's alone; what libraries are mapped from files is not counted."""
+    """Bytes that libraries do not map from files; what twins share is divided among them."""
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous:"))
-    except (OSError, StopIteration):
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+        rows = dict(line.split(":") for line in text.splitlines()[1:])
+        return int(rows.get("Pss_Anon", rows["Anonymous"]).split()[0]) * 1024
+    except (OSError, ValueError, LookupError):
         return NEEDED_BYTES

@@ -67,6 +67,7 @@ def main(offset):
     start, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
     open(f"{folder}/begun-{start}-{rank}", "w").close()
     may_die("call")
+    may_die("connect")
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     inner = Body(
@@ -119,8 +120,10 @@ assert len(main(0)) == 16
 """
 
 
-PLACES = ("forward", "backward", "optimizer", "save", "call", "attach")
+PLACES = ("forward", "backward", "optimizer", "save", "call", "connect", "attach")
 """Where a rank dies in the script."""
+CONNECTS_S = 0.05
+"""Within so long ranks connect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,8 +267,7 @@ def require_exact(disturbed: Job, undisturbed: Job) -> None:
 def deaths(rng: random.Random, ranks: int, count: int) -> list[Death]:
     """In every place about equally often, and no rank dies much more rarely than others.
 
-    The last one is behind the training.  None is within the milliseconds in which gloo connects:
-    others then wait for the dead rank in a place that nothing ends.
+    The last one is behind the training.
     """
     found: list[Death] = []
     order: list[int] = []
@@ -277,8 +279,9 @@ def deaths(rng: random.Random, ranks: int, count: int) -> list[Death]:
         step += rng.randrange(4, 12)
         last = len(found) == count - 1
         place = "end" if last else places.pop()
-        at_start = place in ("call", "attach", "end")
+        at_start = place in ("call", "connect", "attach", "end")
         after_s = 0.0 if place == "call" else rng.choice([0.0, rng.uniform(0.0, 0.02)])
+        after_s = rng.uniform(0.0, CONNECTS_S) if place == "connect" else after_s
         found.append(
             Death(rank=order.pop(), place=place, step=-1 if at_start else step, after_s=after_s)
         )

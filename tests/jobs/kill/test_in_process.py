@@ -90,7 +90,7 @@ def test_what_is_left_by_the_function_forces_a_new_process(tmp_path: Path) -> No
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_twenty_kills_end_in_the_state_of_an_undisturbed_run(tmp_path: Path, ranks: int) -> None:
-    """At random instants of every part of the script; all survivors go on in their processes.
+    """At random instants of every part of the script; survivors go on in their processes.
 
     Replay: KILL_SEED=N pytest tests/jobs/kill/test_in_process.py
     """
@@ -112,4 +112,7 @@ def test_twenty_kills_end_in_the_state_of_an_undisturbed_run(tmp_path: Path, ran
             begun = killed.folder / f"begun-{number}-{rank}"
             late = not begun.exists() or begun.stat().st_mtime_ns > died_ns
             said = [line for line in killed.said().splitlines() if line.startswith("autockpt:")]
-            assert late or str(rank) in survivors.split(", "), (number, rank, "\n".join(said))
+            # gloo does not end the wait for a rank that has died within a message.
+            stood = any(f"rank {rank} goes on in a new process: it stood in" in one for one in said)
+            goes_on = str(rank) in survivors.split(", ")
+            assert late or stood or goes_on, (number, rank, "\n".join(said))

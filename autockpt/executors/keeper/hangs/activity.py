@@ -1,4 +1,4 @@
-"""What a rank does while it marks no progress: it computes, it moves data, or neither.
+"""A rank that marks no progress computes, moves data, or does neither.
 
 A rank moves data while bytes move: through reads and writes of its processes, or through their TCP
 connections.  Waking is no evidence: a rank that polls, or prints while it waits, wakes all the
@@ -70,7 +70,7 @@ class Activities:
         """By process: when it was last seen to have moved data, CLOCK_MONOTONIC."""
 
     def look(self, now_s: float, pid: int) -> Activity:
-        """What the process does now.  The first look at a process finds what needs no rate."""
+        """The activity of a process now.  Its first look has no rates."""
         before = self._samples.get(pid)
         if before is not None and 0.0 <= now_s - before.at_s < SAMPLE_S:
             return self._found[pid]
@@ -195,7 +195,7 @@ def _connections(family: int) -> dict[int, int]:
 
 
 def _connection(record: bytes) -> dict[int, int]:
-    """Inode and bytes of an `inet_diag_msg` with its attributes; empty where none are told."""
+    """Inode and bytes of an `inet_diag_msg` with its attributes; empty without a count."""
     (inode,) = struct.unpack_from("=I", record, 68)
     record = record[72:]
     while len(record) >= 4:

@@ -4,7 +4,7 @@ Pure: texts come in.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autockpt.executors.keeper.hangs.activity import Activity
@@ -12,7 +12,9 @@ from autockpt.executors.keeper.hangs.pace import Stillness
 
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)$')
 _THREAD = re.compile(r"^(Current thread|Thread) 0x")
-_WAITS = ("distributed_c10d.py", "torch/distributed/", "_engine_run_backward")
+_WAITS = (
+    "distributed_c10d.py", "torch/distributed/", "torch/nn/parallel/", "_engine_run_backward",
+)  # fmt: skip
 """Frames of a rank that waits for others; gloo and NCCL are entered from there."""
 SHOWN = 3
 """Places that the sentence names where every rank waits."""
@@ -47,7 +49,7 @@ class RankState:
     """State of the process as the kernel says it: S (sleeping), T (stopped), D, R."""
     stacks: str
     activity: Activity = ""
-    """What it does."""
+    """The work of its processes, while it marks no progress."""
 
     @property
     def frames(self) -> tuple[Frame, ...]:
@@ -69,8 +71,7 @@ class RankState:
     @property
     def waits_for_others(self) -> bool:
         """It stands in a collective, or in a backward that holds one."""
-        inner = self.frames[:3]
-        return any(mark in f"{frame.file} {frame.name}" for frame in inner for mark in _WAITS)
+        return is_collective(self.frames)
 
     @property
     def place(self) -> str:
@@ -84,6 +85,11 @@ class RankState:
         if own is None or own == frames[0]:
             return f"in {frames[0]}"
         return f"in {own}, within {frames[0].name}"
+
+
+def is_collective(frames: Sequence[Frame]) -> bool:
+    """Whether a thread with these frames, innermost first, stands in a collective."""
+    return any(mark in f"{frame.file} {frame.name}" for frame in frames[:3] for mark in _WAITS)
 
 
 def culprit(ranks: Mapping[int, RankState], *, alone: bool) -> int | None:

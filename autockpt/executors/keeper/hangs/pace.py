@@ -103,7 +103,7 @@ class Pace:
         self._since_s = 0.0
         """Nothing is known of before."""
         self._told: tuple[Marks, bool] | None = None
-        """Marks when the newest stillness was told, and whether a rank was only late."""
+        """Marks at the newest answer of `look`, and whether a rank was only late."""
 
     def look(
         self, now_s: float, marks: Mapping[int, Mark], activities: Mapping[int, Activity]
@@ -129,7 +129,7 @@ class Pace:
         return still
 
     def _still(self, now_s: float, activities: Mapping[int, Activity]) -> Stillness | None:
-        """Whether the ranks stand still now, also where that was told before."""
+        """Whether the ranks stand still now, also after the first answer."""
         stuck: list[Stillness] = []
         late: list[Stillness] = []
         for rank, one in self._ranks.items():

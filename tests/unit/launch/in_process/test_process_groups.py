@@ -1,8 +1,10 @@
 """A thread that stands in a collective of gloo is freed."""
 
+import contextlib
 import os
 import socket
 import threading
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -53,13 +55,66 @@ def test_a_collective_whose_other_rank_never_comes_raises(monkeypatch: pytest.Mo
     thread.start()
     thread.join(0.2)
     assert thread.is_alive()
-    process_groups.abort(known)
+    process_groups.Abort(known).again()
     thread.join(60)
     assert len(raised) == 1
     client.sendall(b"alive")
     assert server.recv(5) == b"alive"
     for one in (client, server, before):
         one.close()
+
+
+def test_a_rank_that_waits_for_a_dead_one_to_connect_is_freed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The dead rank has told its address, and has called nobody."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    known = process_groups.own_ports()
+    store, ends = distributed.HashStore(), threading.Event()
+
+    def connect() -> None:
+        options = distributed.ProcessGroupGloo._Options()
+        options._timeout = timedelta(seconds=120)
+        options._devices = [distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        with contextlib.suppress(RuntimeError):
+            distributed.ProcessGroupGloo(store, 0, 2, options)
+        ends.set()
+
+    threading.Thread(target=connect, daemon=True).start()
+    store.wait(["0/0"], timedelta(seconds=60))
+    told = bytearray(store.get("0/0"))
+    port = 8 + int.from_bytes(told[:8], "little") + 8 + 2
+    told[port : port + 2] = b"\xff\xff"  # of two ranks the one with the higher port calls
+    store.set("0/1", bytes(told))
+    assert not ends.wait(0.3)
+    aborts = process_groups.Abort(known)
+    deadline = time.monotonic() + 30
+    while not ends.wait(0.05) and time.monotonic() < deadline:
+        aborts.again()
+    assert ends.is_set()
+
+
+def test_a_connection_ends_between_two_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gloo does not tell a receiver whose message ends halfway.  One that never rests ends."""
+    monkeypatch.setenv("MASTER_PORT", "1")
+    known = process_groups.own_ports()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sends = socket.create_connection(listener.getsockname())
+        receives, _ = listener.accept()
+        with sends, receives:
+            receives.settimeout(60)
+            monkeypatch.setattr(process_groups, "LOUD_S", 600.0)
+            aborts = process_groups.Abort(known)
+            for _ in range(20):
+                sends.sendall(b"x")
+                aborts.again()
+                assert receives.recv(1) == b"x"
+            monkeypatch.setattr(process_groups, "LOUD_S", 0.0)
+            sends.sendall(b"x")
+            aborts.again()
+            assert receives.recv(2) == b"x"
+            assert receives.recv(1) == b""
 
 
 def test_a_group_that_was_never_whole_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,8 +130,9 @@ def test_a_group_that_was_never_whole_is_forgotten(monkeypatch: pytest.MonkeyPat
     ends = threading.Event()
 
     def abort() -> None:
+        aborts = process_groups.Abort(known)
         while not ends.wait(0.2):
-            process_groups.abort(known)
+            aborts.again()
 
     thread = threading.Thread(target=abort, daemon=True)
     thread.start()

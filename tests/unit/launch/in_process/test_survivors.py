@@ -44,9 +44,13 @@ class Ranks:
         self.ranks.append(channel)
         return channel
 
-    def look(self, *pids: int) -> None:
-        handlers = {n: SimpleNamespace(proc=SimpleNamespace(pid=pid)) for n, pid in enumerate(pids)}
+    def look(self, *pids: int) -> dict[int, Any]:
+        """The handlers as the look leaves them."""
+        handlers: dict[int, Any] = {
+            n: SimpleNamespace(proc=SimpleNamespace(pid=pid)) for n, pid in enumerate(pids)
+        }
         self.survivors.look(handlers, lambda pid: pid in self.dead)
+        return handlers
 
     def close(self) -> None:
         self.survivors._parked.clear()  # else it would end this process
@@ -134,7 +138,41 @@ def test_reasons_are_said_when_the_job_goes_on(ranks: Ranks) -> None:
     assert ranks.said == ["rank 0 goes on in a new process: a thread"]
 
 
-def test_after_a_failed_call_in_the_same_process_no_rank_is_asked(ranks: Ranks) -> None:
+def test_a_rank_that_stands_in_a_collective_is_ended_at_once(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hears no signal; torchelastic sees a process that has ended well, and starts another."""
+    ended: list[int] = []
+    monkeypatch.setattr(module, "_kill", lambda process: ended.append(process.pid))
+    rank = ranks.connect()
+    ranks.look(os.getpid(), OTHER)
+
+    def stand() -> None:
+        rank.receive()
+        rank.send({"stands": "train (job.py:7), within all_reduce"})
+
+    thread = threading.Thread(target=stand, daemon=True)
+    thread.start()
+    ranks.dead.add(OTHER)
+    handlers = ranks.look(os.getpid(), OTHER)
+    thread.join(60)
+    assert ended == [os.getpid()]
+    assert handlers[0].poll() == 0
+    assert ranks.survivors.parked == ()
+    ranks.survivors.say_reasons()
+    assert ranks.said[0].endswith("train (job.py:7), within all_reduce")
+
+
+def test_a_rank_that_will_have_a_new_process_leaves_its_groups_too(ranks: Ranks) -> None:
+    """Another one may wait for it in a collective.  Nobody waits for its answer."""
+    rank = ranks.connect(restarts=10)
+    ranks.look(os.getpid(), OTHER)
+    ranks.dead.add(OTHER)
+    ranks.look(os.getpid(), OTHER)
+    assert rank.receive() == ([{"unwind": True}], [])
+
+
+def test_after_a_failed_call_in_the_same_process_no_rank_goes_on(ranks: Ranks) -> None:
     """The dead rank has told of it before it ended."""
     rank = ranks.connect(restarts=1)
     ranks.look(os.getpid(), OTHER)

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from autockpt.launch.standby import imports, parked
+from autockpt.launch.standby import imports, parked, twin
+from autockpt.launch.standby.twin import Adopted
 
 ROOT = str(Path(imports.__file__).parents[3])
 LIBRARY = "import os\nprint('imported by', os.getpid())\n"
@@ -45,6 +46,7 @@ class Parked:
         self.environment = {
             "PYTHONPATH": f"{self.site}:{ROOT}", "PATH": os.environ["PATH"],
             "TORCHELASTIC_RESTART_COUNT": "0", "MASTER_PORT": "1", "OTHER": "1",
+            "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         self.command = [
             sys.executable, "-u", "-m", "autockpt.cli.script_runner", str(self.script), "a", "b c",
@@ -71,6 +73,17 @@ class Parked:
             message = {"environment": environment, "oom_score_adj": "0"}
             return self._ask(message, (out.fileno(), out.fileno()))
 
+    def twin(self, **changes: str) -> "Twin | str":
+        """Has one made; why there is none."""
+        here, there = socket.socketpair()
+        message = {"twin_of": os.getpid(), "environment": {**self.environment, **changes}}
+        with twin.adopting():
+            with there:
+                reason: str = self._ask(message, (there.fileno(),))["no_twin"]
+            if reason:
+                here.close()
+            return reason or Twin(self, here)
+
     def _ask(self, message: Any, descriptors: tuple[int, ...] = ()) -> dict[str, Any]:
         socket.send_fds(self.sock, [json.dumps(message).encode() + b"\n"], descriptors)
         answer: dict[str, Any] = json.loads(self.lines.readline())
@@ -82,6 +95,18 @@ class Parked:
         self.sock.close()
         self.process.kill()
         self.process.wait(60)
+
+
+class Twin(Parked):
+    """Another process, which has forked from the first one."""
+
+    def __init__(self, first: Parked, sock: socket.socket) -> None:
+        self.script, self.command = first.script, first.command
+        self.environment, self.out = first.environment, first.out.with_name("twins-out")
+        sock.settimeout(60)
+        self.sock, self.lines = sock, sock.makefile("rb")
+        told = json.loads(self.lines.readline())
+        self.process: Any = Adopted(told["pid"], tuple(first.command))
 
 
 @pytest.fixture
@@ -135,6 +160,66 @@ def test_a_rank_that_dies_meanwhile_ends_its_rests() -> None:
         began_s = time.monotonic()
         rest.find_spec("module")
         assert time.monotonic() - began_s >= 0.2
+
+
+def test_a_twin_becomes_another_rank(park: Callable[..., Parked]) -> None:
+    """A session of its own, a child of the launcher, random numbers of its own; the first stays."""
+    draws = "import random\nimport numpy as np\n"
+    first = park(
+        library=draws, script=SCRIPT.replace("print(", "found['draws'] = [__import__('random')"
+        ".random(), __import__('numpy').random.rand()]\nprint("),
+    )  # fmt: skip
+    assert first.order() == {"ready": True}
+    other = first.twin(LOCAL_RANK="1")
+    assert isinstance(other, Twin)
+    assert first.process.poll() is None
+    for one in (other, first):
+        assert one.take() == {"taken": True}
+        assert one.process.wait(60) == 7
+        one.lines.close()
+        one.sock.close()
+    found = [json.loads(one.out.read_text()) for one in (first, other)]
+    assert [one["pid"] for one in found] == [first.process.pid, other.process.pid]
+    assert all(one["session"] == one["pid"] for one in found)
+    assert found[0]["cmdline"] == found[1]["cmdline"]
+    assert all(mine != its for mine, its in zip(*(one["draws"] for one in found), strict=True))
+
+
+def test_a_twin_ends_with_its_launcher_alone(park: Callable[..., Parked]) -> None:
+    """Not with the process that it has forked from."""
+    first = park()
+    assert first.order() == {"ready": True}
+    other = first.twin()
+    assert isinstance(other, Twin)
+    first.process.kill()
+    first.process.wait(60)
+    assert other.process.poll() is None
+    other.lines.close()
+    other.sock.close()
+    assert other.process.wait(60) == 0
+    with pytest.raises(ChildProcessError, match="child"):
+        os.waitpid(other.process.pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("library", "reason"),
+    [
+        ("import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True)"
+         ".start()", "thread"),
+        ("import socket\nA = socket.socketpair()", "socket"),
+        ("import select\nA = select.epoll()", "watch"),
+        ("import os\nA = os.environ['MASTER_PORT']", "MASTER_PORT has changed"),
+    ],
+)  # fmt: skip
+def test_what_a_fork_does_not_copy_whole_has_no_twin(
+    park: Callable[..., Parked], library: str, reason: str
+) -> None:
+    """Nor has one whose imports read what differs; the first one is a rank all the same."""
+    first = park(library=library)
+    assert first.order() == {"ready": True}
+    assert reason in str(first.twin(MASTER_PORT="2"))
+    assert first.take() == {"taken": True}
+    assert first.process.wait(60) == 7
 
 
 def test_it_ends_with_its_launcher(park: Callable[..., Parked]) -> None:

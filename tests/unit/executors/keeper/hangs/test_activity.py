@@ -122,7 +122,7 @@ def test_what_moves_data_is_told_from_what_polls(tmp_path: Path) -> None:
 def test_where_bytes_are_not_told_waking_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where another user's processes are looked at: too much patience is better than too little."""
+    """As for another user's processes: too much patience is better than too little."""
     monkeypatch.setattr(activity, "text_of", lambda path: "")
     before = activity.Sample(at_s=1.0, bytes=None, wakes=1)
     assert activity.sample_of(1.0, 1).bytes is None

@@ -63,8 +63,8 @@ def test_a_rank_that_computes_is_called_late() -> None:
     computes = dataclasses.replace(rank(1, READS), activity="computes")
     text = sentence(by_rank(rank(0, WAITS), computes), 1, 20.0, still(is_late=True), "x")
     assert text == (
-        "rank 1 is late at step 9: in fetch (/home/me/data.py:7); it computes; no progress for 10 s "
-        "(a gap of 8 s was allowed); the other rank waits for it; evidence in x"
+        "rank 1 is late at step 9: in fetch (/home/me/data.py:7); it computes; no progress for "
+        "10 s (a gap of 8 s was allowed); the other rank waits for it; evidence in x"
     )
 
 
