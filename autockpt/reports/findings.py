@@ -293,7 +293,7 @@ def stall(facts: Facts) -> Finding | None:
 def _shorter_stall(decision: Decision | None) -> str:
     """Advice where most of the stall is copying at the boundary."""
     if decision is not None and decision.plan.staging.compare:
-        return "nothing yet: the run tries ways of copying in turn, and keeps the cheapest"
+        return "wait, because the run tries ways of copying in turn and keeps the cheapest"
     if decision is not None and decision.plan.staging.schedule == "lazy":
         return (
             "most of the state is copied beside the training already; lengthen the intervals, or "

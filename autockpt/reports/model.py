@@ -35,6 +35,7 @@ from autockpt.reports.tiles import Tile, profile_tiles, run_tiles
 from autockpt.reports.verdict import (
     Verdict,
     advised,
+    is_early,
     losses,
     profile_verdict,
     run_verdict,
@@ -42,7 +43,7 @@ from autockpt.reports.verdict import (
 )
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Profile
-from autockpt.values.telemetry import Event, ReplicasDisagreed, RunStarted
+from autockpt.values.telemetry import Event, ReplicasDisagreed, RunStarted, SnapshotSealed
 from autockpt.values.units import format_bytes, format_duration, format_fraction
 
 ATTACH_LINES = (
@@ -197,7 +198,7 @@ def _run_report(data: RunData) -> ReportModel:
         ending=ended,
         verdict=advised(verdict, data, ended, found),
         facts=_facts(data, events, ended),
-        tiles=run_tiles(data, accounting, saved, restores, ended),
+        tiles=run_tiles(data, accounting, saved, restores, ended, early=is_early(compared)),
         findings=found,
         versions=dict(data.versions),
         status=_status(data),
@@ -263,8 +264,11 @@ def _facts(data: RunData, events: tuple[Event, ...], ended: RunEnding | None) ->
         facts.append(Fact(label="Storage", value=mark.storage))
     elif started is not None:
         facts.append(Fact(label="Ranks", value=str(started.world_size)))
-        if started.state_bytes:
-            size = f"{format_bytes(started.state_bytes)} per rank"
+        # At its start an optimizer has no state yet.
+        copied = (e for e in events if isinstance(e, SnapshotSealed) and e.rank == started.rank)
+        state_bytes = max([started.state_bytes, *(event.bytes for event in copied)])
+        if state_bytes:
+            size = f"{format_bytes(state_bytes)} per rank"
             facts.append(Fact(label="State", value=size))
     if data.decision is not None:
         plan = data.decision.plan

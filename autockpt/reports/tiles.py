@@ -60,8 +60,10 @@ def run_tiles(
     saves: Saves,
     restores: Sequence[Restore],
     ended: RunEnding | None = None,
+    *,
+    early: bool = False,
 ) -> tuple[Tile, ...]:
-    """The outcome in figures, each with its promise."""
+    """The outcome in figures, each with its promise; `early`: no promise can be judged yet."""
     expected = data.decision.expected if data.decision else None
     stall, durable = saves.stall, saves.durable
     failures = [r for r in restores if r.failed_at_s is not None or r.lost_steps]
@@ -75,13 +77,14 @@ def run_tiles(
             Tile(label="Steps", value=str(accounting.steps), note=""),
         )
     worst = max(lost, default=None)
-    note = "no failure"
+    note = "nothing lost"
     if worst is not None:
         note = f"{worst[1]} {'step' if worst[1] == 1 else 'steps'}, {worst[2]}"
+    promised = f"promised {format_fraction(expected.goodput)}" if expected else ""
     sources = ", ".join(sorted({r.source or "scratch" for r in restores}))
     return (
         Tile(label="Goodput", value=format_fraction(accounting.goodput),
-             note=f"promised {format_fraction(expected.goodput)}" if expected else ""),
+             note="too early for the promise" if promised and early else promised),
         Tile(label="Stall", value=format_duration(stall.p50_s) if stall else "none",
              note=f"each, p95 {format_duration(stall.p95_s)}" if stall else "no checkpoint"),
         Tile(label="Time to durable", value=format_duration(durable.p50_s) if durable else "never",

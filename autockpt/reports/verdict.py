@@ -230,7 +230,9 @@ def _achieved(
 
 
 def _cost(accounting: Accounting) -> str:
-    """Every second of the run, by purpose."""
+    """Every second of the run, by purpose; "": it trained nothing."""
+    if not accounting.steps:
+        return ""
     saves_s = accounting.stall_s + accounting.slowdown_s
     parts = [f"checkpoints {_of(saves_s, accounting)}"]
     if accounting.lost_s > 0:
@@ -286,6 +288,11 @@ def _steps(count: int) -> str:
     return "1 step" if count == 1 else f"{count} steps"
 
 
+def is_early(promises: Sequence[Promise]) -> bool:
+    """The plan in force has made too few checkpoints to be judged."""
+    return any(p.name == "checkpoint_waste" and p.verdict == "not yet" for p in promises)
+
+
 def _against_plan(data: RunData, promises: Sequence[Promise]) -> str:
     """The loss that the plan in force expects, and the one since it applies."""
     if data.decision is None:
@@ -294,7 +301,7 @@ def _against_plan(data: RunData, promises: Sequence[Promise]) -> str:
     seen = next((p.observed for p in promises if p.name == "waste"), None)
     if seen is None:
         return f"{expects}."
-    if any(p.name == "checkpoint_waste" and p.verdict == "not yet" for p in promises):
+    if is_early(promises):
         return f"{expects}; it made too few checkpoints to be judged."
     return f"{expects}; since it applies {format_fraction(seen)} was lost."
 

@@ -188,7 +188,8 @@ def current_job(
         name=run_dir,
         shared=shared,
         number=number,
-        placed=placed.said if rank == 0 and number == 1 else "",
+        # The launcher has told how its directory goes on.
+        placed=placed.said * (rank == 0 and number == 1 and not (shared and not placed.suffix)),
         checkpoints=checkpoints,
         rank=rank,
         world_size=world_size,

@@ -2,7 +2,9 @@
 
 import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autockpt.cli.jobs.script_hints import advice
@@ -31,15 +33,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Before:
-    """Newest step and commits of a run when this launch began."""
+    """Newest step and commits of a run when this launch began, and other jobs' runs beside it."""
 
     step: int | None
     commits: int
+    own_runs: tuple[Path, ...] = ()
 
 
 def before(run: RunDirectory) -> Before:
     """Of an earlier launch, or nothing."""
-    return Before(step=run.newest_step(), commits=run.durable_commits())
+    return Before(
+        step=run.newest_step(), commits=run.durable_commits(), own_runs=tuple(own_runs(run.path))
+    )
 
 
 def finish(
@@ -59,7 +64,8 @@ def finish(
         console.warn(f"no report was written: {why_not}")
         status = replace(status, report=None)
         run.write_status(status)
-    _say(run, status, script, console, lost="" if report is None else report.losses)
+    own = [path for path in own_runs(run.path) if path not in began.own_runs]
+    _say(run, status, script, console, own, lost="" if report is None else report.losses)
     console.object("run", {"run_dir": str(run.path), **to_data(status)})
     return ending.exit_code
 
@@ -140,7 +146,13 @@ def shown(path: str | os.PathLike[str]) -> str:
 
 
 def _say(
-    run: RunDirectory, status: RunStatus, script: Script, console: Console, *, lost: str
+    run: RunDirectory,
+    status: RunStatus,
+    script: Script,
+    console: Console,
+    own: Sequence[Path],
+    *,
+    lost: str,
 ) -> None:
     attached = _is_attached(run)
     if status.state == "finished" and not attached:
@@ -172,8 +184,8 @@ def _say(
         console.warn("nothing of this training is durable; look at the disk before it is needed")
     for tier in status.degraded:
         console.warn(str(tier))
-    for own in own_runs(run.path):
-        console.say(f"another job was started in it, with a run of its own: {shown(own)}")
+    for other in own:
+        console.say(f"another job was started in it, with a run of its own: {shown(other)}")
     if status.report:
         console.say(f"report: {shown(run.report)}")
     info = run.read_info()

@@ -1,9 +1,10 @@
 """Steps before a job starts: goal, profile and directory are chosen, checked and written."""
 
 import contextlib
+import difflib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from autockpt.cli.shared import plan_choice
 from autockpt.cli.shared.decision_text import verdict
 from autockpt.cli.shared.plan_choice import FoundProfile, Scale
 from autockpt.console import Console
+from autockpt.executors.keeper.standing.status_file import METRICS_PORT
 from autockpt.job_directory import is_moved, own_goal
 from autockpt.launch import environment
 from autockpt.launch.rank_env import place_of_rank
@@ -58,6 +60,25 @@ class Request:
     def takes(self) -> bool:
         """Whether the user means the existing run, even of another job."""
         return self.same_job or self.fresh or self.resume_from is not None
+
+
+def check_environment(environ: Mapping[str, str]) -> list[str]:
+    """Warnings of variables that are unknown and close to a known one.
+
+    Raises ConfigError for a port that is none.
+    """
+    from autockpt.policies.policy_file import variables
+
+    port = environ.get(METRICS_PORT, "")
+    if port and not (port.isdecimal() and 0 < int(port) < 2**16):
+        raise ConfigError(f"{METRICS_PORT}={port}: expected a port, a number from 1 to 65535")
+    known = {**environment.FOR_USERS, **environment.SET_BY_THE_LAUNCHER, **variables()}
+    found = []
+    for name in environ:
+        if name.startswith("AUTOCKPT_") and name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+            found += [f"{name} is no variable of autockpt; did you mean {c}?" for c in close]
+    return found
 
 
 def check(request: Request, *, same_job: bool = False) -> None:

@@ -82,7 +82,7 @@ def run(
     script's own, 128 + n after signal n.
     """
     from autockpt.cli.jobs.pods import launching_in_pods
-    from autockpt.cli.jobs.preparation import Request, check
+    from autockpt.cli.jobs.preparation import Request, check, check_environment
     from autockpt.cli.jobs.slurm import TASK_VARIABLE, launching_on_nodes
     from autockpt.job_directory import SAME_JOB
 
@@ -106,6 +106,8 @@ def run(
     )
     check_launch(request.launching)
     check(request, same_job=same_job)
+    for warning in check_environment(os.environ):
+        console.warn(warning)
     for option in misplaced(run, script, args):
         console.say(
             f"warning: {option} stands behind {script} and is an argument of the script; options "

@@ -40,8 +40,8 @@ def _print_status(console: Console, run_dir: str) -> None:
     status = run.read_status()
     if status is None:
         raise ConfigError(
-            f"{run.path / 'status.json'}: not there. The keeper writes it ten seconds after the "
-            "first checkpoint; look again then"
+            f"{run.path / 'status.json'}: not there. The keeper writes it while the run "
+            "trains; look again then"
         )
     text = exposition(status, run.path.name, written_s=run.status_written_s())
     console.object("metrics", {"text": text})
@@ -52,8 +52,10 @@ def _write_mixin(console: Console, folder: Path) -> None:
     from autockpt import new_files
     from autockpt.reports.formats.mixin import files
     from autockpt.run_directory import RunDirectory
-    from autockpt.values.errors import StorageError
+    from autockpt.values.errors import ConfigError, StorageError
 
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--mixin {folder}: is a file, expected a directory")
     try:
         new_files.make_directory(folder)
     except OSError as error:

@@ -9,6 +9,7 @@ from autockpt.policies.policy_file.layers import (
     goal_of_environment,
     load_policy,
     parse_policy,
+    variables,
     with_settings,
 )
 from autockpt.policies.policy_file.plan_yaml import plan_from_yaml, plan_to_yaml
@@ -35,5 +36,6 @@ __all__ = [
     "plan_to_yaml",
     "schema",
     "settings_between",
+    "variables",
     "with_settings",
 ]

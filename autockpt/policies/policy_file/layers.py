@@ -108,7 +108,7 @@ def goal_of_environment(
 
     `kept`: an earlier goal of the run.  Raises ConfigError as `load_policy`.
     """
-    if not _variables(table).keys() & environment.keys():
+    if not variables(table).keys() & environment.keys():
         return None
     if kept is None:
         return load_policy(environment=environment, table=table).goal
@@ -116,7 +116,7 @@ def goal_of_environment(
     return reader.over(kept, reader.environment(environment))
 
 
-def _variables(table: KeyTable) -> dict[str, str]:
+def variables(table: KeyTable = KEYS) -> dict[str, str]:
     """By variable its key."""
     return {ENVIRONMENT + key.upper().replace(".", "_"): key for key in table.known}
 
@@ -209,7 +209,7 @@ class _Layers:
 
     def environment(self, environment: Mapping[str, str]) -> Node:
         """Variables named after keys; others with our prefix belong to other parts of autockpt."""
-        names = _variables(self._table)
+        names = variables(self._table)
         root = Node(mark=Mark(file="environment"), children={})
         for name, key in names.items():
             if name in environment:

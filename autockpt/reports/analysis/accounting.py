@@ -217,8 +217,8 @@ def _walk(stream: Sequence[Event], ledger: _Ledger, start_s: float) -> None:
     pending = _Interruption()
     for event in stream:
         if isinstance(event, FailureObserved):
-            if pending.failed is not None and pending.started_s is not None:
-                # It had come back, and was lost again before a block of iterations ended.
+            if pending.started_s is not None:
+                # It had begun, or come back, and was lost before a block of iterations ended.
                 _settle(pending, ledger, start_s)
                 pending = _Interruption()
             pending.failed = pending.failed or event

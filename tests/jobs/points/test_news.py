@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from autockpt.executors.keeper.client import saves
+from autockpt.executors.keeper.standing.run_standing import STATUS_S
+from autockpt.run_directory import RunDirectory
 from autockpt.session import Session, saving
 from autockpt.session.boundaries import iteration_clock
 from autockpt.session.tuning import autotuner
@@ -104,6 +106,22 @@ def test_only_a_change_of_the_plan_that_is_felt_has_a_line(
         "autockpt: from step 7: checkpoints every 30 steps in memory and on disk",
     ]
     assert len(live.events(PlanChanged)) == 4
+
+
+def test_the_status_says_at_once_that_a_checkpoint_protects(live: Live) -> None:
+    """Without the ten seconds between two statuses."""
+    job, ckpt = live.attach(trainings.JobSpec(steps=9), trainings.plan(memory=2, disk=4))
+    run = RunDirectory(live.run_dir)
+    began_s = time.monotonic()
+    for step, batch in ckpt.batches(9):
+        if step == 5:
+            break
+        trainings.train_step(job, step, batch)
+        granted(ckpt)
+    assert ckpt.wait_durable(PATIENCE_S) > 0
+    while not (status := run.read_status()) or not status.protected:
+        assert time.monotonic() < began_s + 0.8 * STATUS_S, status
+        time.sleep(0.05)
 
 
 def test_an_iteration_in_which_a_save_began_and_ended_is_no_quiet_one(

@@ -51,6 +51,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["doctor", "nowhere"], 78, "no such directory"),
         (["policy", "check", "nowhere.yaml"], 78, "cannot be read"),
         (["policy", "init", "builtin:auto"], 78, "`extends: builtin:auto` in a policy"),
+        (["metrics", "--mixin", "t.py"], 78, "--mixin t.py: is a file, expected a directory"),
         (["metrics", "--mixin", "/proc/x"], 74, "/proc/x: cannot be made"),
         (["slurm", "init", "--output", "/proc/x", "t.py"], 74, "/proc/x: cannot be written"),
         (["rnu", "t.py"], 2, "did you mean 'run'"),

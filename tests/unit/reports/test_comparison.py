@@ -104,7 +104,7 @@ def test_another_job_is_a_difference_without_any_profile() -> None:
     other = dataclasses.replace(
         one, title="other", command="autockpt run other.py",
         events=tuple(
-            dataclasses.replace(e, world_size=4, state_bytes=5_000_000)
+            dataclasses.replace(e, world_size=4, state_bytes=50_000_000_000)
             if isinstance(e, RunStarted) else e for e in one.events
         ),
     )  # fmt: skip

@@ -60,6 +60,8 @@ class RunStanding:
             os.path.basename(run_directory), os.environ.get(METRICS_PORT, ""), log
         )
         self._next_s = 0.0
+        self._held = False
+        """The newest status has seen a checkpoint."""
 
     def note_end(self, trainer: Trainer) -> None:
         """A trainer is gone, or replaced."""
@@ -118,8 +120,10 @@ class RunStanding:
         `catalogue`: committed generations; `began_from`: the one that the trainers resumed;
         `last`: the keeper leaves.
         """
-        if now_s < self._next_s and not last:
+        holds = bool(self.memory_committed or self.durable)
+        if now_s < self._next_s and not last and holds == self._held:
             return
+        self._held = holds
         self._next_s = now_s + STATUS_S
         ended, live = self._ended, self._trainers.live
         state: Literal["running", "finished", "failed", "interrupted"] = "running"

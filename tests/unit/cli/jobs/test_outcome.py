@@ -182,3 +182,18 @@ def test_a_run_whose_last_step_is_on_disk_says_so(
     path.write_text(path.read_text().replace("step 5 (", "step 40 (").replace(": 5,", ": 40,"))
     finish(run, outcome.Before(step=None, commits=0))
     assert "finished at step 40 (on disk)\n" in capsys.readouterr().err
+
+
+def test_only_runs_of_other_jobs_that_this_launch_began_are_named(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Older ones were named when they began."""
+    commit(run)
+    old, new = (run.path.with_name(f"run-{digest}") for digest in ("3f2a91bc", "4f2a91bc"))
+    for path in (old, new):
+        path.mkdir()
+        (path / "job.json").touch()
+    finish(run, outcome.Before(step=None, commits=0, own_runs=(old,)))
+    said = capsys.readouterr().err
+    assert str(new) in said
+    assert str(old) not in said

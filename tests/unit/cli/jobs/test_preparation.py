@@ -12,6 +12,7 @@ from autockpt.cli.jobs.preparation import (
     Request,
     check,
     check_directory,
+    check_environment,
     goal_for,
     goal_of,
     placed,
@@ -333,3 +334,23 @@ def test_of_two_first_launches_in_a_store_one_goes_on(
     with pytest.raises(ConfigError, match="another job"):
         prepare(RunDirectory.create("two"), second, "run", goal, ONE)
     prepare(RunDirectory.create("two"), second, "run", goal, ONE, anew=True)
+
+
+def test_a_variable_that_is_nearly_one_of_ours_is_named() -> None:
+    """Keys of policies too; what resembles none may be of another program."""
+    environ = {
+        "AUTOCKPT_DISK_WRITRES": "4", "AUTOCKPT_METRIC_PORT": "1", "AUTOCKPT_WHATEVER": "1",
+        "AUTOCKPT_DISK_WRITERS": "4", "AUTOCKPT_METRICS_PORT": "9400", "DISK_WRITRES": "4",
+    }  # fmt: skip
+    said = check_environment(environ)
+    assert [text.rsplit(" ", 1)[1] for text in said] == [
+        "AUTOCKPT_DISK_WRITERS?", "AUTOCKPT_METRICS_PORT?",
+    ]  # fmt: skip
+    assert said[0].startswith("AUTOCKPT_DISK_WRITRES is no variable of autockpt")
+
+
+@pytest.mark.parametrize("port", ["abc", "0", "65536", "-1"])
+def test_a_port_that_is_none_is_refused(port: str) -> None:
+    """Before a keeper finds it out, which nobody reads."""
+    with pytest.raises(ConfigError, match=f"METRICS_PORT={port}: expected a port"):
+        check_environment({"AUTOCKPT_METRICS_PORT": port})

@@ -236,3 +236,12 @@ def test_age_is_largest_just_before_the_next_commit() -> None:
     assert (age.step, age.age_steps) == (40, 1)
     assert age.worst_s == pytest.approx(23.0)
     assert age.age_s == pytest.approx(1.0)
+
+
+def test_a_failure_before_the_first_iteration_is_no_restore() -> None:
+    """The start before it is not one that came back from it."""
+    began, ended = started(1.0), failed(2.0, step=0)
+    accounting, restores = account([began, ended])
+    assert (accounting.steps, restores) == (0, ())
+    _, (back,) = account([began, ended, started(4.0, restart=1), restored(5.0, 0, 0, 0.0, 3.0)])
+    assert (back.failed_at_s, back.deaths) == (1.0, 1)
