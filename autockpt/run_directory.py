@@ -11,6 +11,7 @@
     failures.jsonl   one line per interruption and node that met it         (FailureRecord)
     rollbacks.jsonl  one line per rollback after a spike                     (RollbackRecord)
     status.json      how it stands, or ended                                (RunStatus)
+    trackers.json    what trackers have got of it                           (trackers.sent)
     standby/         what each rank had imported, for its parked successor
     caches/          code that the ranks have compiled, by kind of machine
     incidents/       what was found when ranks made no progress

@@ -1,6 +1,7 @@
 """Charts of real trackers after a rewind: a killed job goes on in the same run of each."""
 
 import itertools
+import json
 import os
 import struct
 import subprocess
@@ -97,7 +98,10 @@ def test_a_rewind_replaces_the_points_of_before(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")  # of the trackers' own packages
 def test_a_killed_job_goes_on_in_its_runs(tmp_path: Path) -> None:
-    """Memory is lost, so steps are trained again, of which the charts had points."""
+    """Memory is lost, so steps are trained again, of which the charts had points.
+
+    No chart has a step twice, and none lacks one.
+    """
     (tmp_path / "job.py").write_text(JOB)
     plan = ("memory.interval=1 steps", "disk.interval=4 steps", "retune=false")
     settings = [word for one in plan for word in ("--set", one)]
@@ -115,27 +119,46 @@ def test_a_killed_job_goes_on_in_its_runs(tmp_path: Path) -> None:
     )
     assert (zero, first) == ("0", again)
     assert 0 < int(resumed) <= 8, done.stdout
-    charts = {
-        "TensorBoard": _in_tensorboard(tmp_path / "charts"),
-        "MLflow": _in_mlflow(f"sqlite:///{tmp_path}/runs.db", first),
-        "W&B": list(itertools.chain(*_in_wandb(tmp_path / "wandb", first))),
-    }
-    for name, steps in charts.items():
-        # Of both processes; the last values too, though the job ends behind them.
-        assert {min(steps) < 8, max(steps)} == {True, 20}, (name, steps)
-        assert 11 in steps, (name, steps)
-    assert charts["TensorBoard"] == sorted(charts["TensorBoard"])
+    former, newer = _measured(tmp_path / "run" / "telemetry")
+    assert set(former) & set(newer), "steps were trained twice"
+    kept = {step: value for step, value in former.items() if step <= int(resumed)}
+    trained = kept | newer
+    assert _in_tensorboard(tmp_path / "charts") == sorted(trained.items())
+    # The others cannot replace a point: they keep that of the first time, if they had it.
+    for name, points in (
+        ("MLflow", _in_mlflow(f"sqlite:///{tmp_path}/runs.db", first)),
+        ("W&B", list(itertools.chain(*_in_wandb(tmp_path / "wandb", first)))),
+    ):
+        steps = [step for step, _ in points]
+        assert steps == sorted(set(steps)), (name, steps)
+        assert set(trained) <= set(steps), (name, steps)
+        for step, value in points:
+            assert value in (former.get(step), newer.get(step)), (name, step)
+            assert step not in kept or value == kept[step], (name, step)
 
 
-def _in_tensorboard(folder: Path) -> list[int]:
+def _measured(telemetry: Path) -> list[dict[int, float]]:
+    """By process and step the seconds of a copy."""
+    found: list[dict[int, float]] = []
+    for line in (telemetry / "rank-00000.jsonl").read_text().splitlines():
+        event = json.loads(line)
+        if event["event"] == "RunStarted":
+            found.append({})
+        elif event["event"] == "SnapshotSealed":
+            found[-1][event["step"]] = event["copy_s"]
+    return found
+
+
+def _in_tensorboard(folder: Path) -> list[tuple[int, Any]]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     charts = EventAccumulator(str(folder))
     charts.Reload()
-    return [point.step for point in charts.Scalars("autockpt/snapshot_bytes")]
+    points = charts.Scalars("autockpt/snapshot_copy_s")
+    return [(point.step, pytest.approx(point.value, rel=1e-6)) for point in points]
 
 
-def _in_mlflow(uri: str, run_id: str) -> list[int]:
+def _in_mlflow(uri: str, run_id: str) -> list[tuple[int, Any]]:
     """Of the one run."""
     from mlflow.tracking import MlflowClient
 
@@ -143,27 +166,28 @@ def _in_mlflow(uri: str, run_id: str) -> list[int]:
     (run,) = client.search_runs(["0"])
     assert run.data.tags["autockpt.run_id"] == run_id
     assert run.info.status == "FINISHED"
-    points = client.get_metric_history(run.info.run_id, "autockpt/snapshot_bytes")
-    return [point.step for point in points]
+    points = client.get_metric_history(run.info.run_id, "autockpt/snapshot_copy_s")
+    return [(point.step, point.value) for point in points]
 
 
-def _in_wandb(folder: Path, run_id: str) -> list[list[int]]:
+def _in_wandb(folder: Path, run_id: str) -> list[list[tuple[int, Any]]]:
     """Of each process: a directory offline, with one id."""
     from wandb.proto import wandb_internal_pb2
 
     found = []
     for path in sorted(folder.glob("offline-run-*/*.wandb")):
         assert path.name == f"run-{run_id}.wandb"
-        steps, axes = [], set()
+        points, axes = [], set()
         for data in _wandb_records(path.read_bytes()):
             record: Any = wandb_internal_pb2.Record()
             record.ParseFromString(data)
             axes.add((record.metric.glob_name, record.metric.step_metric))
             values = {one.key or one.nested_key[0]: one.value_json for one in record.history.item}
-            if "autockpt/snapshot_bytes" in values:
-                steps.append(int(values["autockpt/step"]))
+            if "autockpt/snapshot_copy_s" in values:
+                step, value = (values[f"autockpt/{name}"] for name in ("step", "snapshot_copy_s"))
+                points.append((int(step), float(value)))
         assert ("autockpt/*", "autockpt/step") in axes
-        found.append(steps)
+        found.append(points)
     return found
 
 

@@ -9,7 +9,11 @@ PREFIX = "autockpt/"
 
 
 class Sink(Protocol):
-    """Called on the thread that follows, in the order of the events."""
+    """Called on the thread that follows, in the order of the events.
+
+    A tracker that cannot replace a point has the attribute `appends = True`: it gets each value of
+    a step once, from the process that trained the step first.
+    """
 
     def begin(self, step: int, run_id: str) -> None:
         """The training goes on at `step`; a chart's points of later steps are not true any more."""
@@ -32,9 +36,8 @@ class TensorBoard:
         """As of `Sink`."""
         from torch.utils.tensorboard import SummaryWriter
 
-        # Of steps that come again TensorBoard drops the former points.
-        purge_step = step + 1 if step else None
-        self._writer = SummaryWriter(self._log_dir, purge_step=purge_step)
+        # Of steps that come again TensorBoard drops the former points, at step 0 of all.
+        self._writer = SummaryWriter(self._log_dir, purge_step=step + 1)
 
     def send(self, step: int, values: Mapping[str, float], wall_s: float) -> None:
         """As of `Sink`."""
@@ -53,6 +56,8 @@ class WandB:
 
     `options` go to `wandb.init` (project, mode="offline", ...).
     """
+
+    appends = True
 
     def __init__(self, **options: Any) -> None:
         self._options = options
@@ -83,6 +88,8 @@ class WandB:
 class MLflow:
     """A run of MLflow that is found again after a restart; without `tracking_uri` its default."""
 
+    appends = True
+
     def __init__(self, tracking_uri: str | None = None, *, experiment: str = "Default") -> None:
         self._uri, self._experiment = tracking_uri, experiment
         self._client: Any = None
@@ -98,6 +105,8 @@ class MLflow:
         runs = self._client.search_runs([place], f"tags.`autockpt.run_id` = '{run_id}'")
         run = runs[0] if runs else self._client.create_run(place, tags={"autockpt.run_id": run_id})
         self._run = run.info.run_id
+        if runs:  # its former process may have ended it
+            self._client.update_run(self._run, status="RUNNING")
 
     def send(self, step: int, values: Mapping[str, float], wall_s: float) -> None:
         """As of `Sink`."""
@@ -141,5 +150,5 @@ class OpenTelemetry:
 
 
 def wall_s(at_s: float) -> float:
-    """Seconds since 1970 of a CLOCK_MONOTONIC time of this machine."""
-    return time.time() - (time.monotonic() - at_s)
+    """Seconds since 1970 of a CLOCK_MONOTONIC time of this machine, now at the latest."""
+    return time.time() - max(0.0, time.monotonic() - at_s)

@@ -38,3 +38,7 @@ def charted(event: t.Event) -> tuple[int, dict[str, float]] | None:
         return None
     values = {name: float(getattr(event, field)) for name, field in fields.items()}
     return int(getattr(event, "step")), values  # noqa: B009
+
+
+OF_A_RESUME = (t.Restored,)
+"""Events of a resume, and not of the step that it goes on from: two may have the same step."""

@@ -1,6 +1,7 @@
 """Trackers get what is new, in order, from a thread; one that fails never ends a training."""
 
 import atexit
+import dataclasses
 import json
 import subprocess
 import sys
@@ -81,6 +82,74 @@ def test_only_what_is_new_is_sent_in_the_order_of_time(tmp_path: Path) -> None:
     assert (seen.calls[0], steps, seen.calls[-1]) == (("begin", 2), [4, 6, 8], "end")
     assert seen.calls[1][1] == {"iteration_s": 1.0, "checkpoint_stall_s": 0.25}
     assert threading.get_ident() not in seen.threads
+
+
+class Appending(Seen):
+    """It keeps each point that it ever got."""
+
+    appends = True
+
+
+def follow_to_the_end(run_dir: Path, *events: t.Event, step: int, former: bool = False) -> Any:
+    """(what a tracker that replaces got, what one that appends got) in one start of a process.
+
+    `former`: the events are of the process before, which was killed before it sent them.
+    """
+    file = run_dir / "telemetry" / "rank-00000.jsonl"
+    seen, appending = Seen(), Appending()
+    if former:
+        write(file, *events)
+    following = Following(str(run_dir), (seen, appending), step=step)
+    following.start()
+    if not former:
+        write(file, *events)
+    following.stop()
+    return tuple(
+        [(call[0], call[1]["iteration_s"]) for call in one.calls[1:-1]] for one in (seen, appending)
+    )
+
+
+def test_a_killed_process_leaves_no_gap_and_no_second_point(tmp_path: Path) -> None:
+    """It had sent steps up to 4, and not 6 and 8; the training goes on from 6, then from 2."""
+    (tmp_path / "telemetry").mkdir()
+    first = follow_to_the_end(tmp_path, iterated(2), iterated(4), step=0)
+    assert first == ([(2, 1.0), (4, 1.0)], [(2, 1.0), (4, 1.0)])
+    second = follow_to_the_end(tmp_path, iterated(6), iterated(8), step=6, former=True)
+    assert second == ([(6, 1.0)], [(6, 1.0)])
+    again = [dataclasses.replace(iterated(step), total_s=6.0) for step in (4, 6, 8)]
+    third = follow_to_the_end(tmp_path, *again, step=2)
+    assert third == ([(4, 3.0), (6, 3.0), (8, 3.0)], [(8, 3.0)])
+
+
+def test_two_resumes_at_one_step_are_two_points(tmp_path: Path) -> None:
+    """They are no values of the step."""
+    (tmp_path / "telemetry").mkdir()
+    resumed = t.Restored(
+        at_s=1.0, rank=-1, generation="g", step=7, source="memory", bytes=1, restore_s=0.5,
+        lost_steps=2, lost_s=3.0, down_s=4.0,
+    )  # fmt: skip
+    appending = Appending()
+    following = Following(str(tmp_path), (appending,), step=7)
+    following.start()
+    write(tmp_path / "telemetry" / "keeper-000.jsonl", resumed, resumed)
+    following.stop()
+    assert [call[0] for call in appending.calls[1:-1]] == [7, 7]
+
+
+def test_a_training_that_begins_anew_has_a_run_of_its_own(tmp_path: Path) -> None:
+    """Its steps are others, though their numbers come again."""
+    (tmp_path / "telemetry").mkdir()
+    job = SimpleNamespace(rank=0, run_directory=str(tmp_path), fresh=False)
+    ckpt = SimpleNamespace(_job=job, restored=None)
+    first = trackers.run_id(ckpt)
+    follow_to_the_end(tmp_path, iterated(2), step=0)
+    assert trackers.run_id(ckpt) == first
+    job.fresh = True
+    assert trackers.run_id(ckpt) == f"{first}-2"
+    job.fresh = False  # a restart of it
+    assert trackers.run_id(ckpt) == f"{first}-2"
+    _, appended = follow_to_the_end(tmp_path, iterated(2), step=0)
+    assert appended == [(2, 1.0)]
 
 
 def test_a_tracker_that_fails_is_given_up(
@@ -231,7 +300,7 @@ def test_it_ends_with_the_sessions_of_a_process_that_goes_on(
     """A thread that is left would force a new process."""
     attaches, seen = Attaches(), Seen()
     monkeypatch.setattr(module, "of_this_process", attaches)
-    job = SimpleNamespace(rank=0, run_directory=str(tmp_path))
+    job = SimpleNamespace(rank=0, run_directory=str(tmp_path), fresh=False)
     made = trackers.follow(SimpleNamespace(_job=job, restored=None), seen)
     assert made is not None
     attaches.fail(ConnectionError("another rank has died"))
