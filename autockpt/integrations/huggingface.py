@@ -37,6 +37,7 @@ import autockpt
 from autockpt.executors.state.live_state import Dispensable
 from autockpt.integrations.adapters import require_counters
 from autockpt.policies.interval.closed_forms import young_interval_s
+from autockpt.session.attaches import of_this_process
 from autockpt.session.job import may_have_checkpoint
 from autockpt.values.errors import ConfigError
 
@@ -160,7 +161,7 @@ class _Protection:
         begins = theirs
         unreadable, self._unreadable = self._unreadable, None  # with its frames
         if restored is None and unreadable is not None:
-            self._end_former()
+            self._withdraw()
             raise unreadable
         if restored is not None:
             if unreadable is not None:
@@ -286,6 +287,14 @@ class _Protection:
         if self._ckpt is not None:
             self._ckpt.close(final_checkpoint=False)
         self._ckpt = self._trainer.autockpt = None
+
+    def _withdraw(self) -> None:
+        """Nothing was restored: a training that the script begins instead is of the same run."""
+        launch_id = self._ckpt._job.incarnation.launch_id
+        self._ckpt.close(final_checkpoint=False)
+        of_this_process.withdraw(launch_id)
+        self._ckpt = self._trainer.autockpt = None
+        self._trainings -= 1
 
     def _attach(self) -> Any:
         trainer = self._trainer

@@ -91,6 +91,12 @@ class Attaches:
         if key is None or (shared and key not in runs):
             runs.append(key)
 
+    def withdraw(self, launch_id: str) -> None:
+        """The newest attach has trained nothing: the coming one is of its run."""
+        runs = self._runs.get(launch_id)
+        if runs and runs[-1] is None:
+            runs.pop()
+
     def ended(self, session: Attached) -> None:
         """It is no more."""
         self._sessions = [other for other in self._sessions if other is not session]

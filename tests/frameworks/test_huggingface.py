@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import torch
 
 from tests.contracts.adapter_contract import EDGE, AdapterContract, Framework
 from tests.contracts.adapter_process import Case
+from tests.frameworks.undisturbed import require_undisturbed
 
 FRAMEWORK = Framework("huggingface", "tests/frameworks/huggingface_driver.py", "transformers")
 
@@ -88,7 +90,12 @@ class Net(torch.nn.Module):
 
 class Dies(TrainerCallback):
     def on_step_begin(self, args, state, control, **_):
-        if "dies" in sys.argv and state.global_step == 30:
+        if "dies" in sys.argv and state.global_step > 1:
+            link = trainer.autockpt._client  # a busy machine gives slots late
+            link.wait_until(lambda: trainer.autockpt.ready, 60)
+            if state.global_step == 30:
+                link.wait_until(lambda: link.saves.memory_committed is not None, 60)
+        if state.global_step == (30 if "dies" in sys.argv else 1 if "early" in sys.argv else -1):
             os.kill(os.getpid(), signal.SIGKILL)
 
 class Average(TrainerCallback):
@@ -112,7 +119,7 @@ trainer = huggingface.protect(Trainer(
     args=TrainingArguments(output_dir="own", use_cpu=True, report_to=[], disable_tqdm=True,
         per_device_train_batch_size=2, max_steps=40, save_strategy="no",
         remove_unused_columns=False, label_names=["labels"]),
-), run_dir="run")
+), run_dir=None if "unnamed" in sys.argv else "run")
 try:
     trainer.train(resume_from_checkpoint="again" in sys.argv or None)
 except ValueError as error:
@@ -146,6 +153,31 @@ def test_a_first_start_that_asks_to_resume_is_resumed_later(tmp_path: Path) -> N
     assert "ended 40 from None" not in second.stdout
     assert "goes on from its own checkpoint of step" in second.stdout
     assert "refused" not in second.stdout
+
+
+@pytest.mark.parametrize("words", [(), ("unnamed",)])
+def test_a_kill_before_the_first_checkpoint_leaves_one_run(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """The script asks to resume, and begins where that is refused: always in the same run."""
+    pytest.importorskip("transformers")
+    first = _start(tmp_path, "again", "early", *words)
+    assert first.returncode == -signal.SIGKILL, first.stdout
+    second = _start(tmp_path, "again", "dies", *words)
+    assert second.returncode == -signal.SIGKILL, second.stdout
+    assert "refused No valid checkpoint found" in second.stdout
+    third = _start(tmp_path, "again", *words)
+    assert "ended 40 from" in third.stdout, third.stdout
+    assert "ended 40 from None" not in third.stdout
+    assert not [*tmp_path.rglob("train-?"), *tmp_path.rglob("attach-?")]
+
+
+@pytest.mark.parametrize("style", ["seq2seq", "dpo", "reward", "merge"])
+def test_a_killed_trainer_of_another_style(new_run: Callable[..., str], style: str) -> None:
+    """Twice: parameters, optimizer, log lines and samples of every step, random numbers."""
+    pytest.importorskip("transformers")
+    options = {"STYLE": style, "KILL": "forward14,backward26"}
+    require_undisturbed("huggingface_styles", new_run(), **options)
 
 
 def test_callbacks_come_and_go_between_starts(tmp_path: Path) -> None:
