@@ -6,7 +6,11 @@ from typing import Any
 import lightning as L
 import torch
 import torchmetrics
-from lightning.pytorch.callbacks import BackboneFinetuning, GradientAccumulationScheduler
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    GradientAccumulationScheduler,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
@@ -18,7 +22,8 @@ from tests.frameworks.small import option
 class Module(L.LightningModule):
     """OPTIMIZATION=manual steps by itself, PLATEAU=1 follows the mean loss of an epoch.
 
-    UNFREEZE=1 trains a backbone too, from the second epoch on.
+    UNFREEZE=1 trains a backbone too, from the second epoch on.  AVERAGE=norm averages weights, and
+    adds an epoch for the statistics of the norm; with AVERAGE=1 there is no norm.
     """
 
     def __init__(self) -> None:
@@ -28,6 +33,8 @@ class Module(L.LightningModule):
         self.mean = torchmetrics.MeanMetric()
         self.automatic_optimization = option("OPTIMIZATION") != "manual"
         self.backbone = torch.nn.Linear(8, 8) if option("UNFREEZE") else torch.nn.Identity()
+        if option("AVERAGE") == "norm":
+            self.backbone = torch.nn.BatchNorm1d(8)
 
     @property
     def batch(self) -> int:
@@ -84,6 +91,8 @@ class Module(L.LightningModule):
                 "optimizer": optimizer,
                 "lr_scheduler": {"scheduler": plateau, "monitor": "loss_epoch"},
             }
+        if option("AVERAGE"):
+            return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
         cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
         return [optimizer], [{"scheduler": cosine, "interval": "step"}]
 
@@ -124,6 +133,8 @@ def main() -> None:
         callbacks.append(GradientAccumulationScheduler({0: 1, 1: 3}))
     if option("UNFREEZE"):
         callbacks.append(BackboneFinetuning(unfreeze_backbone_at_epoch=1))
+    if option("AVERAGE"):
+        callbacks.append(StochasticWeightAveraging(5e-3, swa_epoch_start=2, annealing_epochs=3))
     if option("MODE") == "protected":
         from autockpt.integrations.lightning import Autockpt
 

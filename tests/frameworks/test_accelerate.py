@@ -1,9 +1,12 @@
 """The adapter contract in Accelerate, with the real package."""
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.contracts.adapter_contract import AdapterContract, Framework
 from tests.contracts.adapter_process import Case
+from tests.frameworks.undisturbed import require_undisturbed
 
 FRAMEWORK = Framework("accelerate", "tests/frameworks/accelerate_driver.py", "accelerate")
 
@@ -23,3 +26,18 @@ class TestAccelerate(AdapterContract):
         Case(kill="boundary:3", ranks=2, option="dispatch_batches"),
         Case(kill="forward:14", option="use_seedable_sampler"),
     )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"STYLE": "gan", "KILL": "backward13,epoch1"}, id="two optimizers"),
+        pytest.param({"STYLE": "critic", "KILL": "between8,batch20"}, id="one steps twice"),
+        pytest.param({"STYLE": "average", "KILL": "batch10,backward21"}, id="averaged weights"),
+    ],
+)
+def test_a_killed_loop_of_another_style(
+    new_run: Callable[..., str], options: dict[str, str]
+) -> None:
+    """Both nets, optimizers, losses and samples of every step, random numbers."""
+    require_undisturbed("accelerate_styles", new_run(), **options)

@@ -45,6 +45,8 @@ class TestFabric(AdapterContract):
         pytest.param({"KILL": "batch13,forward21", "WORKERS": "2"}, id="workers that persist"),
         pytest.param({"KILL": "batch17,forward25", "SCHEDULE": "1"}, id="accumulation by epoch"),
         pytest.param({"KILL": "batch13,forward21", "UNFREEZE": "1"}, id="a backbone unfrozen"),
+        pytest.param({"KILL": "batch13,forward21", "AVERAGE": "1"}, id="averaged weights"),
+        pytest.param({"KILL": "batch20,forward35", "AVERAGE": "norm"}, id="statistics of a norm"),
         pytest.param({"KILL": "batch13", "SIGNAL": "SIGTERM"}, id="an announced end"),
     ],
 )
@@ -125,3 +127,19 @@ def test_a_killed_loop_of_fabric(new_run: Callable[..., str], options: dict[str,
 def test_two_ranks_of_fabric(new_run: Callable[..., str]) -> None:
     """Each rank goes on with its share of the epoch's order."""
     require_undisturbed("fabric_training", new_run(), ranks=2, KILL="batch13")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"STYLE": "loaders", "KILL": "batch15,forward22"}, id="two validations"),
+        pytest.param({"STYLE": "loaders", "KILL": "validated1,forward22"}, id="in a validation"),
+        pytest.param({"STYLE": "gan", "KILL": "between8,backward21"}, id="two optimizers"),
+        pytest.param({"STYLE": "manual", "KILL": "backward13,epoch1"}, id="Fabric, two optimizers"),
+    ],
+)
+def test_a_killed_training_of_another_style(
+    new_run: Callable[..., str], options: dict[str, str]
+) -> None:
+    """Early stopping, files, log lines; samples of every step, random numbers."""
+    require_undisturbed("lightning_styles", new_run(), **options)

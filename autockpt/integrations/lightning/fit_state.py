@@ -19,6 +19,8 @@ class FitState:
     def __init__(self, trainer: Any, callback: Any) -> None:
         self._trainer, self._callback = trainer, callback
         self._loaded: dict[str, Any] | None = None
+        self._schedulers: list[Any] = []
+        """Of callbacks that say their state."""
         self.within_epoch = True
         """The boundary is within the loop of batches; False: an epoch has ended."""
 
@@ -146,7 +148,31 @@ class FitState:
                 trainer.accumulate_grad_batches = one.get_accumulate_grad_batches(
                     trainer.current_epoch
                 )
+        for one in self._others():
+            if isinstance(getattr(one, "_scheduler_state", None), Mapping):
+                _begin_averaging(one, trainer)
+                self._schedulers.append(one._swa_scheduler)
         self._loaded, self.within_epoch = None, True
+
+
+def _begin_averaging(callback: Any, trainer: Any) -> None:
+    """StochasticWeightAveraging takes the scheduler over when an epoch begins, which has begun.
+
+    It averages nothing here.  A new scheduler sets learning rates; those of the checkpoint are put
+    back.
+    """
+    (optimizer,) = trainer.optimizers
+    groups = [dict(group) for group in optimizer.param_groups]
+    epoch, ends, averaged = (
+        trainer.current_epoch, callback._max_epochs, callback._latest_update_epoch
+    )  # fmt: skip
+    callback._max_epochs, callback._latest_update_epoch = max(ends, epoch + 1), epoch
+    callback.on_train_epoch_start(trainer, trainer.lightning_module)
+    callback._max_epochs, callback._latest_update_epoch = ends, averaged
+    if epoch == ends:  # one more, for the statistics of norms
+        callback.on_train_epoch_start(trainer, trainer.lightning_module)
+    for group, saved in zip(optimizer.param_groups, groups, strict=True):
+        group.update(saved)
 
 
 def _overrides(owner: Any, hook: str) -> bool:

@@ -55,11 +55,6 @@ class ProtectedFit:
         if not hasattr(self.session, "fence"):
             return  # a profile is taken: nothing is saved
         self.session.own_boundary()
-        if any(type(one).__name__ == "StochasticWeightAveraging" for one in trainer.callbacks):
-            print(
-                "autockpt: a restart within an epoch of StochasticWeightAveraging loses its "
-                "average and its scheduler until the next epoch; WeightAveraging is exact"
-            )
         if self.session.restored is not None:
             self._resume()
         self._seen = self._batches_trained()
