@@ -45,7 +45,8 @@ class Result:
     passed: int = 0
     failed: tuple[str, ...] = ()
     """Names of the tests."""
-    skipped: int = 0
+    skipped: tuple[str, ...] = ()
+    """Names of the tests, each with its reason."""
     took_s: float = 0.0
     """Wall time without the installation."""
 
@@ -64,17 +65,18 @@ def main(argv: Sequence[str]) -> int:
 
 
 def summary(results: Sequence[Result]) -> list[str]:
-    """A table, and below it the tests that failed."""
+    """A table, and below it the tests that failed or were skipped."""
     rows = [
         (
             one.name, _versions(one.name), str(one.passed), str(len(one.failed)),
-            str(one.skipped), f"{one.took_s / 60:.1f}", one.said,
+            str(len(one.skipped)), f"{one.took_s / 60:.1f}", one.said,
         )
         for one in results
     ]  # fmt: skip
     headers = ("framework", "version", "passed", "failed", "skipped", "minutes", "verdict")
     failed = [f"FAILED {one.name}: {test}" for one in results for test in one.failed]
-    return [*table(headers, rows), *failed]
+    skipped = [f"SKIPPED {one.name}: {test}" for one in results for test in one.skipped]
+    return [*table(headers, rows), *failed, *skipped]
 
 
 def run_tests(name: str, minutes: float, arguments: Sequence[str]) -> Result:
@@ -134,21 +136,23 @@ def _run(command: Sequence[str], minutes: float, folder: Path) -> int | None:
         cases._end(process, mark)  # type: ignore[arg-type]
 
 
-def _counted(report: Path, *, interrupted: bool) -> tuple[int, tuple[str, ...], int]:
+def _counted(report: Path, *, interrupted: bool) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
     """(tests that passed, names of those that failed, skipped tests) of pytest's report.
 
     The test that was under way when pytest was interrupted has a record without a verdict.
     """
-    passed, failed, skipped = 0, list[str](), 0
+    passed, failed, skipped = 0, list[str](), list[str]()
     with contextlib.suppress(OSError, xml.etree.ElementTree.ParseError):
         for test in xml.etree.ElementTree.parse(report).iter("testcase"):
+            place, reason = test.get("classname", "").rpartition(".")[2], test.find("skipped")
+            name = f"{place}::{test.get('name')}"
             if test.find("failure") is not None or test.find("error") is not None:
-                failed.append(f"{test.get('classname', '').rpartition('.')[2]}::{test.get('name')}")
-            elif test.find("skipped") is not None:
-                skipped += 1
+                failed.append(name)
+            elif reason is not None:
+                skipped.append(f"{name}: {reason.get('message', '')}")
             else:
                 passed += 1
-    return max(passed - interrupted, 0), tuple(failed), skipped
+    return max(passed - interrupted, 0), tuple(failed), tuple(skipped)
 
 
 def _versions(name: str) -> str:

@@ -42,14 +42,17 @@ def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 def test_each_framework_has_its_line(environments: Make, capfd: pytest.CaptureFixture[str]) -> None:
     """One fails, one cannot be installed, one passes: all are in the summary."""
     environments("a", "<failure/>", "exit 1")
-    environments("c", "<skipped/>", "exit 0")
+    environments("c", "<skipped message='no such case here'/>", "exit 0")
     assert runner.main(["a", "b", "c"]) == 1
     said = capfd.readouterr().out.splitlines()
-    lines = {line.split()[0]: line.split(maxsplit=6)[2:] for line in said[-4:-1]}
+    lines = {line.split()[0]: line.split(maxsplit=6)[2:] for line in said[-5:-2]}
     assert [lines["a"][n] for n in (0, 1, 2, 4)] == ["1", "1", "0", "failed"]
     assert lines["b"][4] == "not installed: `make .venv-b/.ready` ended with 2"
     assert [lines["c"][n] for n in (0, 1, 2, 4)] == ["1", "0", "1", "passed"]
-    assert said[-1] == "FAILED a: TestA::test_left"
+    assert said[-2:] == [
+        "FAILED a: TestA::test_left",
+        "SKIPPED c: TestA::test_left: no such case here",
+    ]
     assert runner.main(["c", "--", "-k", "right"]) == 0
 
 
