@@ -89,18 +89,21 @@ class RankState:
         """The keeper looks for a hang.  It does not while a person thinks at a prompt."""
 
     def mark_step(self, *, first: bool = False) -> None:
-        cells = self.client.board.view[:64].cast("Q")
-        now = time.monotonic_ns()
+        cells = self.client.board.view[: 8 * (CELL_DOING + 1)].cast("Q")
+        now_ns = time.monotonic_ns()
         if first:
-            cells[CELL_STARTED_NS], cells[CELL_STARTED_STEP] = now, self.step
+            cells[CELL_STARTED_NS], cells[CELL_STARTED_STEP] = now_ns, self.step
         cells[CELL_STEP] = self.step
-        cells[CELL_STEP_NS] = now
-        self.beat("begins" if first else "trains")
+        cells[CELL_STEP_NS] = now_ns
+        self._beat(cells, now_ns, "begins" if first else "trains")
 
     def beat(self, doing: Doing) -> None:
         """A sign of progress on the shared page."""
         cells = self.client.board.view[: 8 * (CELL_DOING + 1)].cast("Q")
-        cells[CELL_BEAT_NS] = time.monotonic_ns()
+        self._beat(cells, time.monotonic_ns(), doing)
+
+    def _beat(self, cells: memoryview, now_ns: int, doing: Doing) -> None:
+        cells[CELL_BEAT_NS] = now_ns
         cells[CELL_DOING] = DOINGS.index(doing if self._is_watched else "over")
         cells[CELL_BEATS] += 1
 

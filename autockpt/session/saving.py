@@ -5,6 +5,7 @@ is skipped with its reason, and the training goes on.
 """
 
 import json
+import math
 import threading
 import time
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from autockpt.session.windows import IdleWindows
 from autockpt.values import telemetry as t
 from autockpt.values.errors import AutockptError, StorageError
 from autockpt.values.generation import Generation
-from autockpt.values.plan import WriteWay
+from autockpt.values.plan import CheckpointPlan, WriteWay
 
 GRANT_WAIT_S = 0.02
 """A slot is asked for one iteration ahead; this is for the first save and for a busy keeper."""
@@ -48,6 +49,24 @@ class Trial:
     iterations: int = 0
     iterated_s: float = 0.0
     """Seconds of these iterations, without stalls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undue:
+    """Behind `since` and before `until` no tier is due, under this plan and up to this end."""
+
+    plan: CheckpointPlan
+    total: int | None
+    window: int
+    since: int
+    until: float
+
+
+def _undue(plan: CheckpointPlan, total: int | None, window: int, since: int) -> Undue:
+    ends = [plan.next_due(tier, since=since) for tier in ("memory", "disk")]
+    ends += [None if total is None else max(total - window + 1, since + 1)]
+    return Undue(plan, total, window, since, min((end for end in ends if end is not None),
+                                                 default=math.inf))  # fmt: skip
 
 
 class Saver:
@@ -87,6 +106,7 @@ class Saver:
         """The snapshot that began at the boundary at hand."""
         self._trial: Trial | None = None
         """The newest snapshot of a comparison, until its cost is known."""
+        self._undue = _undue(rank.plan, rank.total, 1, -1)
         self._encoding: tuple[Layout, dict[str, str], str, str] | None = None
         """The newest layout and codecs by class, and the encoding computed from them."""
         self._early_s = 0.0
@@ -105,10 +125,41 @@ class Saver:
 
     def is_due(self, step: int) -> bool:
         """A checkpoint of this boundary, by the plan or by the script's wish."""
+        if self._is_undue(step):
+            return False
         if self._client.window_bytes:  # no memory holds a state: storage does, where it answers
             calm = time.monotonic() >= self._stream_after_s or self._is_last(step)
             return calm and self.is_disk_free(step)
         return self._is_reached(step, "memory") or self.is_disk_free(step)
+
+    def _is_undue(self, step: int) -> bool:
+        """No tier is due at this boundary for certain; asked several times in each iteration."""
+        rank = self._rank
+        if rank.open or rank.supersedes or self.wanted_step == step:
+            return False
+        known, window = self._undue, self._iterations.accumulation.window
+        if (
+            known.plan is not rank.plan
+            or (known.total, known.window) != (rank.total, window)
+            or step <= known.since
+            or known.until <= step
+        ):
+            known = self._undue = _undue(rank.plan, rank.total, window, step - 1)
+        return step < known.until
+
+    def is_calm(self, step: int) -> bool:
+        """At this boundary nothing of a save is due, under way, asked for, or to be asked for."""
+        saves, link = self._client.saves, self._client
+        asked = saves.asked
+        return (
+            self.flight is None
+            and self._trial is None
+            and self._is_undue(step)
+            and self._is_undue(step + 1)
+            and (asked is None or asked.generation.step != step)
+            and bool(link.slots)
+            and not self._slots.has_work()
+        )
 
     def _is_reached(self, step: int, tier: str) -> bool:
         """At this boundary, or at one since the last that a checkpoint could be of."""

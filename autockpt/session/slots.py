@@ -44,6 +44,13 @@ class SlotRequests:
         self._asked = None
         self.ask()
 
+    def has_work(self) -> bool:
+        """Other slots came, or more of them may be asked for."""
+        link = self._client
+        return link.slots_changed != self._seen or bool(
+            link.window_bytes or link.slots_refused or len(link.slots) < self._most
+        )
+
     def take_news(self) -> None:
         """At a boundary: other slots came than there were."""
         link = self._client

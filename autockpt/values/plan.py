@@ -213,12 +213,19 @@ class CheckpointPlan:
 
     def is_due(self, name: str, step: int, *, since: int) -> bool:
         """Whether a tier has a checkpoint of a step behind `since`, up to `step`."""
+        due = self.next_due(name, since=since)
+        return due is not None and due <= step
+
+    def next_due(self, name: str, *, since: int) -> int | None:
+        """The first step behind `since` of which a tier has a checkpoint; None: it is off."""
         interval, early = self.tier(name).interval_steps, self.early_step
         if not interval:
-            return False
-        if 0 < early <= step < interval:
-            return early << (step // early).bit_length() - 1 > since
-        return step // interval > since // interval
+            return None
+        if early > 0:
+            doublings = max(since // early, 0).bit_length()
+            if early << doublings < interval:
+                return early << doublings
+        return (since // interval + 1) * interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

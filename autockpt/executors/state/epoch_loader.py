@@ -7,8 +7,7 @@ fetch are kept, so that a resumed pass fetches the same batches under the same r
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader
@@ -26,8 +25,7 @@ from autockpt.executors.state.shuffle_rng import (
 from autockpt.values.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True)
-class _Fetch:
+class _Fetch(NamedTuple):
     """The state before a batch was fetched."""
 
     rng: Any
@@ -366,9 +364,11 @@ class _Epochs(DataPosition):
 
         Ignite tells it the next epoch before this one has ended for the loader.
         """
+        if self._sampler_then is None:
+            return
         then, self._sampler_then = self._sampler_then, None
         sampler = self._told_sampler()
-        if then is not None and sampler is not None and sampler.epoch == self._sampler_epoch:
+        if sampler is not None and sampler.epoch == self._sampler_epoch:
             sampler.set_epoch(then)
 
     def _told_sampler(self) -> Any:

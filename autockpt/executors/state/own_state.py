@@ -407,6 +407,8 @@ class ModuleState:
                     if key not in module._non_persistent_buffers_set:
                         self._buffers[name] = module, key, buffer
                         self._forms[name] = _form(buffer)
+        self._every_parameter = [one for one, _ in self._parameters.values()]
+        self._every_module = [one for one, _ in self._modules.values()]
         self._said = {path: _clones(_added(path, one)) for path, one in self._speaking.items()}
         self._noted: tuple[list[bool], list[bool]] | None = None
         """(whether each parameter is trained, whether each module is in training mode)."""
@@ -427,8 +429,8 @@ class ModuleState:
         self._is_over = True
 
     def _flags(self) -> tuple[list[bool], list[bool]]:
-        trained = [parameter.requires_grad for parameter, _ in self._parameters.values()]
-        return trained, [module.training for module, _ in self._modules.values()]
+        trained = [parameter.requires_grad for parameter in self._every_parameter]
+        return trained, [module.training for module in self._every_module]
 
     def encode(self, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
         """The section of a skeleton, {} where all is as it was built.

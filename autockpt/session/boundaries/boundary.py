@@ -169,6 +169,11 @@ class Boundaries:
         unwinding.require_none()
         if not self._place.is_placed:
             self._place.require(begun=True)
+        if self._has_nothing_open(step):
+            self._plans.apply_due(step)
+            if self._saver.is_calm(step):
+                self._pass_quietly(step)
+                return
         self._holder.release()
         began = self._saver.begin_boundary()
         self._position.look_for_generators(begins=True, trains=True)
@@ -223,6 +228,35 @@ class Boundaries:
         if self._client.fenced or self._stopper.is_leaving:
             self._stopper.leave()
         self._require_slots()
+
+    def _has_nothing_open(self, step: int) -> bool:
+        """Apart from plans and saves, `run` has nothing to do at this boundary: as at most of them.
+
+        Each part that may have work there has its line here, or in `Saver.is_calm`.
+        """
+        rank, link, stopper = self._rank, self._client, self._stopper
+        return (
+            step > rank.start_step + IMPORTED_STEPS
+            and self._position.has_begun
+            and (self._iterations.has_stepped or not rank.live.optimizers)
+            and not (link.fenced or stopper.is_stopping or stopper.is_leaving)
+            and not (rank.rollback.is_asked or self._holder.is_wanted())
+            and self._replay.is_idle
+            and not self._plans.switch.has_work
+        )
+
+    def _pass_quietly(self, step: int) -> None:
+        """Count the iteration."""
+        rank, iterations = self._rank, self._iterations
+        began = self._saver.begin_boundary()
+        rank.live.module_state.note()
+        iterations.accumulation.iterated(stepped=True)
+        rank.step = step
+        iterations.begin()
+        rank.mark_step()
+        self._saver.boundary_s = None
+        rank.clock.stalled(time.monotonic() - began)
+        rank.report_iterations()
 
     def _hold(self, step: int, before: tuple[Any, Any] | None) -> bool:
         """Whether the state of this boundary is held.

@@ -69,6 +69,11 @@ class ReplayCheck:
 
         threading.Thread(target=look, name="autockpt-replay", daemon=True).start()
 
+    @property
+    def is_idle(self) -> bool:
+        """A boundary has no mark to leave, and none to compare."""
+        return self._saved is None and not self._mine
+
     def saved(self, generation: Generation) -> None:
         """A checkpoint of this boundary began."""
         self._saved = generation

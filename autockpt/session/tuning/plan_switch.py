@@ -47,6 +47,11 @@ class PlanSwitch:
         """Newest boundary that was reached."""
 
     @property
+    def has_work(self) -> bool:
+        """A change of the plan, or a stop, is under way."""
+        return self._pending is not None or self._hold_after is not None
+
+    @property
     def stop_step(self) -> int | None:
         """The boundary at which all ranks stop, once that is decided."""
         pending = self._pending

@@ -79,6 +79,11 @@ class Rollback:
             value = loss.detach() if hasattr(loss, "detach") else loss
             self._why = self._why or self._losses.observe(float(value))
 
+    @property
+    def is_asked(self) -> bool:
+        """There was a spike, or replicas disagree."""
+        return bool(self._why) or self._repeats
+
     def require(self, step: int) -> None:
         """Raises RollbackError where the training is to go back, at the boundary of `step`."""
         why, self._why = self._why, ""

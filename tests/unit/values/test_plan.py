@@ -61,3 +61,22 @@ def test_a_runner_up_that_costs_the_same_shows_no_two_equal_figures() -> None:
     worse = replace(choice, runner_up_waste=0.0101)
     assert worse.runner_up_text == "88 steps (lost time 1.01 % against 0.859 %)"
     assert replace(choice, runner_up_waste=None).runner_up_text == "88 steps"
+
+
+@pytest.mark.parametrize("early", [0, 2, 3])
+@pytest.mark.parametrize("interval", [0, 1, 7, 12])
+def test_the_next_checkpoint_is_the_first_that_is_due(interval: int, early: int) -> None:
+    """Behind every step; none comes before it."""
+    plan = plan_without_profile(Goal())
+    tiers = tuple(replace(tier, interval_steps=interval) for tier in plan.tiers)
+    plan = replace(plan, tiers=tiers, early_step=early)
+    for since in range(40):
+        following = [s for s in range(since + 1, 80) if _is_step_of(interval, early, s)]
+        assert plan.next_due("disk", since=since) == (following[0] if following else None)
+
+
+def _is_step_of(interval: int, early: int, step: int) -> bool:
+    if interval and step % interval == 0:
+        return True
+    doubled = early > 0 and step % early == 0 and (step // early).bit_count() == 1
+    return doubled and step < interval
