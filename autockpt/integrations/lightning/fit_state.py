@@ -158,8 +158,8 @@ class FitState:
 def _begin_averaging(callback: Any, trainer: Any) -> None:
     """StochasticWeightAveraging takes the scheduler over when an epoch begins, which has begun.
 
-    It averages nothing here.  A new scheduler sets learning rates; those of the checkpoint are put
-    back.
+    It averages nothing here.  A new scheduler sets learning rates, so the rates of the checkpoint
+    are put back.
     """
     (optimizer,) = trainer.optimizers
     groups = [dict(group) for group in optimizer.param_groups]

@@ -29,7 +29,7 @@ def follow(ckpt: Any, *sinks: Sink) -> "Following | None":
 
     On ranks other than 0, and while a profile is taken, it does nothing and returns None.  A
     tracker that fails is given up and logged once; the training goes on.  Call it once, with all
-    trackers: what they have is noted in one file.
+    trackers: one file notes the values that they have.
     """
     ckpt = getattr(ckpt, "session", ckpt)  # of an adapter's object
     job = getattr(ckpt, "_job", None)
@@ -164,7 +164,7 @@ class Following:
     def _read(self, file: Path) -> list[Event]:
         """Return whole lines, without lines from another version.
 
-        Of a former process those of steps that are trained again are left out, too.
+        Lines of a former process are left out too, if their steps are trained again.
         """
         events: list[Event] = []
         offsets, began = self._sent.offsets, self._began.get(file.name, 0)
@@ -206,7 +206,7 @@ def _send(sink: Sink, *, step: int, values: Mapping[str, float], at_s: float) ->
 
 
 def _sent(job: Any) -> Sent:
-    """What the trackers have of this run; a training that begins anew is noted once."""
+    """Return the record of this run; a training that begins anew is noted once."""
     sent = Sent.read(job.run_directory)
     if job.fresh and job.run_directory not in _begun_anew:
         _begun_anew.add(job.run_directory)

@@ -11,7 +11,7 @@ PREFIX = "autockpt/"
 class Sink(Protocol):
     """Called on the thread that follows, in the order of the events.
 
-    A tracker that cannot replace a point has the attribute `appends = True`: it gets each value of
+    A tracker that cannot replace a point has the attribute `appends = True`.  It gets each value of
     a step once, from the process that trained the step first.
     """
 
