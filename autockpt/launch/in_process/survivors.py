@@ -196,23 +196,13 @@ class Survivors:
         self._hear(0.0)  # what the dead ranks have told
         known = dead | self._parked.keys()
         living = {local: one for local, one in handlers.items() if local not in known}
-        functions = {
-            local: function
-            for local, handler in living.items()
-            if (function := self._functions.get(handler.proc.pid)) is not None
-        }
-        asked = [
-            one for local, one in functions.items() if obstacle(self._survivor(local, one)) is None
-        ]
-        for function in functions.values():
-            # One that will have a new process, too: its connections hold others in collectives.
-            if function.is_restartable:
-                function.channel.send({"unwind": True})
+        asked: dict[int, _Function] = {}
         until_s = time.monotonic() + UNWIND_S
-        while time.monotonic() < until_s and any(one.answer is None for one in asked):
+        while self._ask(living, asked) and time.monotonic() < until_s:
             self._hear(LOOK_S)
-        for local, function in functions.items():
-            if function in asked and function.answer is None:
+        for local, function in asked.items():
+            is_late = function.answer is None and self._may_go_on(local, function)
+            if is_late:
                 function.place = self._place_of(self.first_rank + local, function.pid)
             verdict = judge(self._survivor(local, function))
             if verdict.in_process:
@@ -222,11 +212,29 @@ class Survivors:
                 _close_outputs(handler)
             elif verdict.reason:
                 self._reasons[local] = verdict.reason
-                if function in asked and (function.answer or STANDS).startswith(STANDS):
+                if is_late or (function.answer or "").startswith(STANDS):
                     # It hears no signal; torchelastic would wait half a minute for it.
                     handlers[local] = _Parked(living[local])
                     _close_outputs(living[local])
                     _kill(living[local].proc)
+
+    def _ask(self, living: dict[int, Any], asked: dict[int, _Function]) -> bool:
+        """Asks functions that were not asked yet, also one that has begun meanwhile.
+
+        One whose rank will have a new process is asked, too: its connections hold others in
+        collectives.  Returns whether an answer is waited for.
+        """
+        for local, handler in living.items():
+            function = self._functions.get(handler.proc.pid)
+            if function is not None and function.is_restartable and local not in asked:
+                function.channel.send({"unwind": True})
+                asked[local] = function
+        return any(
+            one.answer is None and self._may_go_on(local, one) for local, one in asked.items()
+        )
+
+    def _may_go_on(self, local: int, function: _Function) -> bool:
+        return obstacle(self._survivor(local, function)) is None
 
     def say_reasons(self) -> None:
         """The job goes on: why survivors of the death have new processes."""
@@ -280,6 +288,7 @@ class Survivors:
             until_s = time.monotonic() + TAKEN_S
             while time.monotonic() < until_s and process.pid in self._functions:
                 if function.is_taken:
+                    function.answer = None
                     return handler
                 self._hear(LOOK_S)
         handler.give_up()

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import socket
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -17,8 +18,8 @@ from autockpt.launch.in_process.channel import connect, listen
 from autockpt.launch.in_process.survivors import Survivors
 from autockpt.launch.standby.channel import Channel
 
-OTHER = 2**22 + 1
-"""No process has this number."""
+OTHER, THIRD = 2**22 + 1, 2**22 + 2
+"""No process has these numbers."""
 
 
 class Ranks:
@@ -36,11 +37,13 @@ class Ranks:
         self.dead: set[int] = set()
         self.ranks: list[Channel] = []
 
-    def connect(self, *, restarts: int = 0) -> Channel:
+    def connect(self, *, restarts: int = 0, begins: bool = True) -> Channel:
+        """The function of this process; it begins now, or later."""
         channel = connect(self._variables)
         assert channel is not None
         channel._sock.settimeout(60)
-        channel.send({"restartable": True, "restarts": restarts})
+        if begins:
+            channel.send({"restartable": True, "restarts": restarts})
         self.ranks.append(channel)
         return channel
 
@@ -136,6 +139,30 @@ def test_reasons_are_said_when_the_job_goes_on(ranks: Ranks) -> None:
     assert ranks.said == []
     ranks.survivors.say_reasons()
     assert ranks.said == ["rank 0 goes on in a new process: a thread"]
+
+
+def test_a_function_that_begins_while_others_leave_theirs_is_asked_too(ranks: Ranks) -> None:
+    """Its rank was still starting when another one died."""
+    rank = ranks.connect(begins=False)
+    ranks.look(os.getpid(), OTHER)
+    here, there = map(Channel, socket.socketpair())
+    there._sock.settimeout(60)
+    ranks.ranks.append(there)
+    ranks.survivors._functions[THIRD] = module._Function(here, THIRD, is_restartable=True)
+
+    def leave() -> None:
+        there.receive()
+        rank.send({"restartable": True, "restarts": 0})
+        rank.receive()
+        rank.send({"parked": True})
+        there.send({"parked": True})
+
+    thread = threading.Thread(target=leave, daemon=True)
+    thread.start()
+    ranks.dead.add(OTHER)
+    ranks.look(os.getpid(), OTHER, THIRD)
+    thread.join(60)
+    assert ranks.survivors.parked == (0, 2)
 
 
 def test_a_rank_that_stands_in_a_collective_is_ended_at_once(
