@@ -166,7 +166,7 @@ def _say(
         parts.append(f"({status.reason})")
     if status.last_step is not None:
         kept = status.state == "finished" and run.durable_step() == status.last_step
-        parts.append(f"at step {status.last_step}{' (on disk)' * kept}")
+        parts.append(f"at step {status.last_step}{' (durable)' * kept}")
     if status.restarts:
         parts.append(f"after {status.restarts} restart{'s' * (status.restarts > 1)}")
     console.say(" ".join(parts))

@@ -63,7 +63,7 @@ class News:
                 self._in_memory = self._on_disk = True
                 since["disk"] = event.step
         if "disk" in since:
-            begin = "also on disk" if was_in_memory else "protected"
+            begin = "also durable" if was_in_memory else "protected"
             at, survived = f"{begin} since step {since['disk']}", "ranks and keeper"
         elif since:
             at, survived = f"protected since step {since['memory']}", "its ranks"

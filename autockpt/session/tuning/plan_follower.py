@@ -11,6 +11,7 @@ from autockpt.session.tuning.plan_switch import PlanSwitch
 from autockpt.tuner.online.proposals import apart, digest_of, intervals_of
 from autockpt.values import telemetry as t
 from autockpt.values.plan import CheckpointPlan
+from autockpt.values.policy_keys.paths import is_store_url
 from autockpt.values.record import to_data
 from autockpt.values.units import format_duration
 
@@ -103,9 +104,10 @@ class PlanFollower:
         )  # fmt: skip
         if apart(self._told, (memory, disk)) >= FELT:
             self._told = (memory, disk)
-            told = f"{self._often(memory)} in memory and on disk"
+            place = "in the store" if is_store_url(self._job.checkpoints) else "on disk"
+            told = f"{self._often(memory)} in memory and {place}"
             if memory != disk:
-                told = f"{self._often(disk)} on disk"
+                told = f"{self._often(disk)} {place}"
                 told = f"{self._often(memory)} in memory, {told}" if memory else told
             self._rank.say(f"from step {step}: checkpoints {told}")
 

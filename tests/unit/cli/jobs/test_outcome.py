@@ -170,10 +170,10 @@ def test_the_last_lines_say_what_was_lost(
     )
     text = capsys.readouterr().err
     assert said in text
-    assert "(on disk)" not in text
+    assert "(durable)" not in text
 
 
-def test_a_run_whose_last_step_is_on_disk_says_so(
+def test_a_run_whose_last_step_is_durable_says_so(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In the line of its end."""
@@ -181,7 +181,7 @@ def test_a_run_whose_last_step_is_on_disk_says_so(
     path = run.telemetry / "keeper-000.jsonl"
     path.write_text(path.read_text().replace("step 5 (", "step 40 (").replace(": 5,", ": 40,"))
     finish(run, outcome.Before(step=None, commits=0))
-    assert "finished at step 40 (on disk)\n" in capsys.readouterr().err
+    assert "finished at step 40 (durable)\n" in capsys.readouterr().err
 
 
 def test_only_runs_of_other_jobs_that_this_launch_began_are_named(

@@ -67,7 +67,7 @@ def test_a_run_says_once_since_when_it_is_protected(
     append(run, "keeper-000.jsonl", memory(16), disk(16))
     (second,) = heard(news, capsys)
     assert (
-        second == "also on disk since step 16: the training survives the death of ranks and keeper"
+        second == "also durable since step 16: the training survives the death of ranks and keeper"
     )
     append(run, "keeper-000.jsonl", memory(24), disk(24))
     assert heard(news, capsys) == []
