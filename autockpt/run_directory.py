@@ -31,7 +31,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -106,6 +106,15 @@ class RunInfo:
         return shlex.join([*(["-m"] if self.module else []), self.script, *self.args])
 
 
+def require_no_url(path: str) -> None:
+    """Raises ConfigError where the name of a run directory is the URL of an object store."""
+    if "://" in path:
+        raise ConfigError(
+            f"{path}: expected a directory of this machine for the run, got a URL. Checkpoints go "
+            "to an object store with disk.path: --set disk.path=URL"
+        )
+
+
 class RunDirectory:
     """The files of one run.  Every method is one file operation; OSErrors become StorageError."""
 
@@ -117,8 +126,9 @@ class RunDirectory:
         """Make the directory (or take the one that exists at `path`) and its sub-directories.
 
         Without `path` it is `runs/<script>-<time>`, which is new.
-        Raises StorageError when it cannot be written.
+        Raises StorageError when it cannot be written, ConfigError for a URL.
         """
+        require_no_url(str(path))
         with _storage_errors("create the run directory", path or RUNS):
             if path is None:
                 run = cls(_claim(default_path(script)))
@@ -475,11 +485,15 @@ class RunDirectory:
 
     def newest_durable(self) -> Generation | None:
         """Newest generation that the tails of the event files know as durable.  Cheap."""
-        return self._newest(("CheckpointDurable",))
+        return self._newest(_DURABLE)
 
     def durable_step(self) -> int | None:
         """Newest step that the tails of the event files know as durable.  Cheap."""
-        return max(self._tail_values("step", int, ("CheckpointDurable",)), default=None)
+        return max(self._tail_values("step", int, _DURABLE), default=None)
+
+    def resumed_step(self) -> int:
+        """Newest step that the tails of the event files know as resumed; 0: none."""
+        return max(self._tail_values("step", int, ("Restored", "Restored from disk")), default=0)
 
     def durable_commits(self) -> int:
         """How often a generation became durable, by all event files."""
@@ -572,8 +586,18 @@ class RunDirectory:
         for path in self._event_files():
             for _, data in _json_lines(path, tail_bytes=tail_bytes):
                 value = data.get(key)
-                if isinstance(value, kind) and (not events or data.get("event") in events):
+                if isinstance(value, kind) and (not events or _name(data) in events):
                     yield value
+
+
+_DURABLE = ("CheckpointDurable", "Restored from disk")
+"""Events of checkpoints that are durable, also of a launch whose run directory was lost."""
+
+
+def _name(data: Mapping[str, object]) -> object:
+    """Of an event; one that a rank has read from storage has a name of its own."""
+    name = data.get("event")
+    return "Restored from disk" if name == "Restored" and data.get("source") == "disk" else name
 
 
 _CLOCK_SLACK_S = 5.0

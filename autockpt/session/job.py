@@ -28,7 +28,7 @@ from autockpt.launch.rank_env import number as count_of
 from autockpt.launch.rendezvous import agree, group_store, in_group_of_several
 from autockpt.policies.default_plan import plan_while_measured, plan_without_profile
 from autockpt.profiling.facts.start_decision import Start, decide_start, undecided
-from autockpt.run_directory import RunDirectory
+from autockpt.run_directory import RunDirectory, require_no_url
 from autockpt.session.attaches import of_this_process, within
 from autockpt.session.place.called_function import call_arguments
 from autockpt.values import same_job
@@ -240,10 +240,14 @@ def _may_hold(files: RunDirectory, goal: Goal | None) -> bool:
 
 
 def _named(run_dir: str | None) -> tuple[str | None, str]:
-    """(the name that was given to the run directory, its path or that of the script's name)."""
+    """(the name that was given to the run directory, its path or that of the script's name).
+
+    Raises ConfigError for a URL.
+    """
     script = os.path.splitext(os.path.basename("".join(sys.argv[:1]) or "run"))[0] or "run"
     given_by = given_launch()
     named = os.environ.get("AUTOCKPT_RUN_DIR") or run_dir or (given_by and given_by.run_dir)
+    require_no_url(named or "")
     return named or None, _as_text(named or os.path.join("runs", script))
 
 

@@ -5,7 +5,7 @@ boot); `wall` is UTC for people only.
 """
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeGuard
 
 from autockpt.values.errors import ConfigError
 from autockpt.values.record import from_data, to_data
@@ -399,6 +399,13 @@ class Restored(Event):
     """Failure to resumed, 0 when unknown."""
     detect_s: float | None = None
     """Part of it until the launcher decided to restart; None: not told apart."""
+
+
+def shows_durable(event: Event) -> TypeGuard[CheckpointDurable | Restored]:
+    """A checkpoint became durable, or a rank has read it from storage."""
+    return isinstance(event, CheckpointDurable) or (
+        isinstance(event, Restored) and event.source == "disk"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,12 +30,13 @@ def ls(console: Console, path: str) -> None:
     PATH is a run, a folder of runs, a checkpoint directory, an archive or an object store.
     """
     from autockpt.executors.storage.catalogue import list_generations
+    from autockpt.executors.storage.maintenance import holds_copies
     from autockpt.integrations.places import find_place, runs_in
     from autockpt.run_directory import RunDirectory
     from autockpt.values.record import to_data
     from autockpt.values.units import format_bytes
 
-    if remote.is_url(path):
+    if remote.is_url(path) and holds_copies(path):
         remote.ls(console, path)
         return
     if archive.is_archive(path):

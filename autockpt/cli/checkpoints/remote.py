@@ -16,7 +16,7 @@ from autockpt.console import Console, local_time
 from autockpt.console.progress import Counted
 from autockpt.launch.elastic.signals import told_to_end
 from autockpt.launch.sidecars.sidecar import Sidecar
-from autockpt.run_directory import RunDirectory
+from autockpt.run_directory import RunDirectory, require_no_url
 from autockpt.values.goal import Goal, RemoteWish
 from autockpt.values.policy_keys.paths import is_store_url
 
@@ -365,6 +365,7 @@ def pull(console: Console, url: str, destination: str, generation: str | None) -
 
 def _target(destination: str) -> str:
     """A checkpoint directory that is there, else that of a run."""
+    require_no_url(destination)
     if os.path.exists(os.path.join(destination, "RUN")):
         return os.path.abspath(destination)
     return RunDirectory(destination).checkpoints()
@@ -412,7 +413,7 @@ def ls(console: Console, url: str) -> None:
                 format_bytes(sum(int(r.get("bytes", 0)) for r in commit.records)),
                 local_time(commit.created_s),
                 commit.health,
-                "; ".join(_notes(commit, offered=commit.generation in offered)),
+                "; ".join(_notes(url, commit, offered=commit.generation in offered)),
             )
             for commit in commits
         ),
@@ -420,10 +421,13 @@ def ls(console: Console, url: str) -> None:
     console.next(["autockpt", "pull", url, "RUN_DIR"])
 
 
-def _notes(commit: "CommitFile", *, offered: bool) -> Iterator[str]:
+def _notes(url: str, commit: "CommitFile", *, offered: bool) -> Iterator[str]:
     from autockpt.executors.protocol.messages import holds_weights_only
+    from autockpt.executors.storage.directory.marks import pin_of
     from autockpt.executors.storage.directory.records import lossy_mark
 
+    if pinned := pin_of(f"{url}/{commit.generation.name}"):
+        yield f"pinned as {pinned}"
     if holds_weights_only(commit.records):
         yield "weights only"
     elif not offered:

@@ -31,6 +31,11 @@ def doctor(console: Console, directory: str) -> int:
     from autockpt.values.errors import ConfigError
     from autockpt.values.record import to_data
 
+    if "://" in directory:
+        raise ConfigError(
+            f"{directory}: expected a directory, got a URL; `autockpt ls URL` asks a store, and "
+            "`autockpt profile --set disk.path=URL SCRIPT` measures it"
+        )
     if not os.path.isdir(directory):
         raise ConfigError(f"{directory}: no such directory; pass one where checkpoints would go")
     # The memory tier first: it forks, which is safe only before torch or NVML start threads.

@@ -84,7 +84,7 @@ def _judged(run: RunDirectory, ending: Ending, began: Before) -> Ending:
     """
     if ending.exit_code in ANNOUNCED and _is_saved(run):
         return replace(ending, exit_code=SAVED_REQUEUE, reason=f"{ending.reason}; all is durable")
-    trained = (run.newest_step() or 0) > (began.step or 0)
+    trained = (run.newest_step() or 0) > max(began.step or 0, run.resumed_step())
     if ending.exit_code or not trained or not _wants_disk(run):
         return ending
     if run.durable_commits() > began.commits:
@@ -123,7 +123,7 @@ def _status(run: RunDirectory, ending: Ending) -> RunStatus:
         last_remote=remote.name if remote else None,
         unprotected_because=copies.degraded if copies else "",
         degraded=degraded,
-        protected=_is_attached(run) and (bool(run.durable_commits()) or not _wants_disk(run)),
+        protected=_is_attached(run) and (durable is not None or not _wants_disk(run)),
         report=str(run.report),
         reason=ending.reason,
         error=ending.error,

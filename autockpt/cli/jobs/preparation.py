@@ -25,6 +25,7 @@ from autockpt.run_directory import (
     control_path,
     default_path,
     new_run_id,
+    require_no_url,
     utc_now,
 )
 from autockpt.values import same_job
@@ -103,7 +104,11 @@ def check(request: Request, *, same_job: bool = False) -> None:
 def goal_of(
     run_dir: str | None, policy: str | None, settings: tuple[str, ...], scale: Scale
 ) -> Goal:
-    """The policy's goal; a run that is there, without --policy, keeps its own, under --set."""
+    """The policy's goal; a run that is there, without --policy, keeps its own, under --set.
+
+    Raises ConfigError for a URL.
+    """
+    require_no_url(run_dir or "")
     if run_dir and not policy:
         kept = RunDirectory(run_dir).read_goal()
         if kept is not None:

@@ -12,12 +12,12 @@ from autockpt.values.generation import Generation
 from autockpt.values.status import RunStatus
 from autockpt.values.table import columns
 from autockpt.values.telemetry import (
-    CheckpointDurable,
     Degraded,
     Event,
     IterationsTimed,
     MemoryCommitted,
     PlanChanged,
+    shows_durable,
 )
 from autockpt.values.units import format_duration
 
@@ -100,7 +100,7 @@ def _trained(view: LiveView) -> tuple[int | None, float]:
 
 def _saved(view: LiveView) -> tuple[int | None, int | None]:
     """Return the newest steps on disk and in memory."""
-    durable = [event.step for event in view.events if isinstance(event, CheckpointDurable)]
+    durable = [event.step for event in view.events if shows_durable(event)]
     memory = [event.step for event in view.events if isinstance(event, MemoryCommitted)]
     if not durable and view.status is not None and view.status.last_durable:
         durable = [Generation.from_text(view.status.last_durable).step]

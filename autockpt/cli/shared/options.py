@@ -129,6 +129,8 @@ def find_script(script: str, module: bool, args: tuple[str, ...]) -> Script:
     if module:
         _check_module(script)
         return Script(target=script, module=True, args=args, shown=script)
+    if "://" in script:
+        raise ConfigError(f"{script}: expected a script, got a URL")
     path = Path(script)
     if path.is_dir():
         raise ConfigError(f"{script}: is a directory; name the script in it, or use -m for modules")

@@ -102,7 +102,7 @@ _KERNELS = ("proc", "sys")
 
 def read_profile(path: str) -> Profile:
     """The profile in a file or a run directory.  Raises ConfigError when there is none."""
-    place = Path(path)
+    place = RunDirectory.open(path).path if is_store_url(path) else Path(path)
     if place.is_dir():
         place = place / "profile.json"
     try:

@@ -216,7 +216,7 @@ def leftovers(
         if newest_term is None or upload.term <= newest_term:
             path = f"s3://{upload.bucket}/{upload.key}"
             found.append(Leftover(path=path, kind="upload", bytes=0, upload=upload))
-    if not _holds_copies(directory):
+    if not holds_copies(directory):
         return found
     whole = [name for name in _listed(directory) if "COMMIT" in _listed(f"{directory}/{name}")]
     newest = max(filter(None, map(_generation, whole)), default=None)
@@ -224,7 +224,7 @@ def leftovers(
     return [one for generation, one in own if generation and newest and generation < newest]
 
 
-def _holds_copies(directory: str) -> bool:
+def holds_copies(directory: str) -> bool:
     """Whether a store has the copies of a run: its claims are here, its holder leaves no sign."""
     if not is_store_url(directory):
         return False

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from autockpt.values.telemetry import (
-    CheckpointDurable,
     Event,
     FailureObserved,
     IterationsTimed,
@@ -20,6 +19,7 @@ from autockpt.values.telemetry import (
     RunEnded,
     RunStarted,
     TrainerFailed,
+    shows_durable,
 )
 from autockpt.values.units import format_duration
 
@@ -149,11 +149,9 @@ def newest_step(events: Sequence[Event]) -> int:
 
 
 def _durable_step(events: Sequence[Event]) -> int | None:
-    for kind in (CheckpointDurable, RemoteCopied):
-        steps = [event.step for event in events if isinstance(event, kind) and event.step >= 0]
-        if steps:
-            return steps[-1]
-    return None
+    durable = [event.step for event in events if shows_durable(event) and event.step >= 0]
+    copied = [event.step for event in events if isinstance(event, RemoteCopied)]
+    return next((steps[-1] for steps in (durable, copied) if steps), None)
 
 
 def _iteration_s(events: Sequence[Event]) -> float:

@@ -204,6 +204,12 @@ def test_a_new_machine_resumes_from_the_store_alone(
         assert f"resumed step {step} from disk" in second.said, second.said
         newest = committed_names(url)[-1]
         monkeypatch.chdir(second.folder)
+        assert cli(["pin", url, "paper"]) == 0
+        capsys.readouterr()
+        assert cli(["ls", url]) == 0
+        (line,) = [one for one in capsys.readouterr().out.splitlines() if newest in one]
+        assert "pinned as paper" in line
+        assert cli(["pin", url, "paper", "--remove"]) == 0
         for place in (url, str(second.run)):
             for words in (("ls",), ("show",), ("verify",)):
                 assert cli([*words, place]) == 0

@@ -25,6 +25,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (["run", "nowhere.py"], 78, "nowhere.py: no such script"),
         (["profile", "nowhere.py"], 78, "nowhere.py: no such script"),
+        (
+            ["run", "--run-dir", "s3://bucket/run", "t.py"],
+            78,
+            "with disk.path: --set disk.path=URL",
+        ),
+        (["drill", "s3://bucket/run"], 78, "expected a script, got a URL"),
+        (["doctor", "s3://bucket/run"], 78, "`autockpt ls URL` asks a store"),
+        (["tune", "s3://bucket/run"], 78, "The events of a run stay on the machine"),
         (["run", "-m", "surely_not_here"], 78, "no module 'surely_not_here'"),
         (["run", "--policy", "nowhere.yaml", "t.py"], 78, "nowhere.yaml"),
         (["run", "--policy", "builtin:atuo", "t.py"], 78, "did you mean 'auto'"),

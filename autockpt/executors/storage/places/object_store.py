@@ -45,8 +45,8 @@ _EXPIRED = (
     "start again with new ones in the environment"
 )
 _THROTTLED = (
-    f"the store asks for fewer requests, also after {RETRIES} repetitions; set remote.rate, or try "
-    "again later"
+    f"the store asks for fewer requests, also after {RETRIES} repetitions; save less often "
+    "(disk.interval), send copies slower (remote.rate), or try again later"
 )
 _SILENT = "the store does not answer; check its address (S3: AWS_ENDPOINT_URL) and the network"
 _CURES = {

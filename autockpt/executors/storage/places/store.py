@@ -171,4 +171,5 @@ def _system_errors() -> Iterator[None]:
     except StorageError as error:
         denied = type(error.__cause__).__name__ in ("PermissionDeniedError", "UnauthenticatedError")
         number = errno.EACCES if denied else errno.EIO
-        raise OSError(number, str(error).partition(": cannot ")[2] or str(error)) from error
+        cause = str(error).partition(": cannot ")[2].partition(": ")[2]  # the caller says the verb
+        raise OSError(number, cause or str(error)) from error

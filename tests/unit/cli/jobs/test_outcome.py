@@ -80,6 +80,33 @@ def test_what_an_earlier_launch_made_durable_does_not_count(run: RunDirectory) -
     assert finish(run, outcome.Before(step=10, commits=1)) == NOTHING_DURABLE
 
 
+@pytest.mark.parametrize(
+    ("step", "source", "code"),
+    [(40, "disk", 0), (30, "disk", NOTHING_DURABLE), (40, "memory", 0)],
+    ids=["all", "a part", "from memory"],
+)
+def test_what_was_resumed_from_storage_is_durable(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str], step: int, source: str, code: int
+) -> None:
+    """On a new machine the run directory knows nothing else of it."""
+    restored = {
+        "event": "Restored", "at_s": 1.0, "rank": 0, "generation": f"step {step} (term 1)",
+        "step": step, "source": source, "bytes": 1, "restore_s": 0.1, "lost_steps": 0,
+        "lost_s": 0.0, "down_s": 0.0, "detect_s": None,
+    }  # fmt: skip
+    with open(run.telemetry / "keeper-000.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps(restored) + "\n")
+    assert finish(run, outcome.Before(step=None, commits=0)) == code
+    status = run.read_status()
+    assert status is not None
+    assert status.protected == (source == "disk")
+    kept = f"ckpt-t0001-step-{step:08d}" if source == "disk" else None
+    assert status.last_durable == kept
+    said = capsys.readouterr().err
+    assert ("nothing of this training is durable" in said) == (source == "memory")
+    assert ("at step 40 (on disk)" in said) == (code == 0 and source == "disk")
+
+
 def test_a_training_that_was_over_already_is_no_failure(run: RunDirectory) -> None:
     """Nothing was trained, so nothing is missing."""
     commit(run)

@@ -93,7 +93,7 @@ def test_an_error_is_named_with_its_cure_and_not_repeated(
 def test_a_store_that_throttles_is_asked_only_so_often(server: Answers) -> None:
     """Then the error says it, and what helps."""
     server.status, server.code = 503, "SlowDown"
-    with pytest.raises(StorageError, match=r"SlowDown: .*; set remote.rate, or try again later"):
+    with pytest.raises(StorageError, match=r"SlowDown: .*; save less often .*, or try again later"):
         Objects("s3://bucket/run").read("a")
     assert server.asked == RETRIES + 1
 
