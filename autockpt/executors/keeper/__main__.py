@@ -151,11 +151,22 @@ def _settle() -> None:
     new_files.forbid_writing_by_others()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("-500")
+    avoid_oom_kills()
     ask_for_long_slices()
     raise_descriptor_limit()
     new_files.raise_size_limit()
+
+
+def avoid_oom_kills() -> None:
+    """The kernel ends other processes before this one; without the rights for that, in usual order.
+
+    The parent of a keeper may be the first in that order: Ray puts its workers there.
+    """
+    for score in ("-500", "0"):
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write(score)
+            file.flush()
+            return
 
 
 def raise_descriptor_limit() -> None:

@@ -36,11 +36,12 @@ that was not needed finds the lock taken and leaves."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeeperStart:
-    """How to start a keeper as a child of another process, which lives as long."""
+    """How to start a keeper."""
 
     run_directory: str
     node: int
     command: tuple[str, ...]
+    """With `--child` behind it the keeper stays its parent's child."""
     environment: dict[str, str]
     log_path: str
 
@@ -106,9 +107,12 @@ def ensure_keeper(run_directory: str, node: int, *, checkpoints: str, run_id: st
         _require_version(run_directory, node)
         if _answers(run_directory, node):
             return
+        start = _start_of(run_directory, node, checkpoints, run_id)
+        begin: Callable[[KeeperStart], object]
+        begin = _spawn if _starter is None or not _starter(start) else _starter
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
-            log_path = _spawn(run_directory, node, checkpoints, run_id)
+            begin(start)
             respawn = min(deadline, time.monotonic() + RESPAWN_S)
             while time.monotonic() < respawn:
                 if _answers(run_directory, node):
@@ -116,7 +120,7 @@ def ensure_keeper(run_directory: str, node: int, *, checkpoints: str, run_id: st
                 time.sleep(0.005)
     raise AutockptError(
         f"the keeper of node {node} did not start within {START_TIMEOUT_S:.0f} s; its log is "
-        f"{log_path}: {_tail(log_path)}"
+        f"{start.log_path}: {_tail(start.log_path)}"
     )
 
 
@@ -232,36 +236,34 @@ def _answers(run_directory: str, node: int) -> bool:
     return True
 
 
-def _spawn(run_directory: str, node: int, checkpoints: str, run_id: str) -> str:
+def _start_of(run_directory: str, node: int, checkpoints: str, run_id: str) -> KeeperStart:
     folder = os.path.join(run_directory, "logs")
     new_files.make_directory(folder, new_files.PRIVATE_DIRECTORY)
-    log_path = os.path.join(folder, f"keeper-{node:03d}.log")
-    command = [
+    command = (
         sys.executable, "-m", "autockpt.executors.keeper", "--run-directory", run_directory,
         "--node", str(node), "--checkpoints", checkpoints, "--run-id", run_id,
-    ]  # fmt: skip
+    )  # fmt: skip
     environment = dict(os.environ)
     # In front of the user's own: that may be relative (we run in /) or know nothing of us.
     path = [_package_root(), *filter(None, [environment.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(path)
-    if _starter is not None:
-        start = KeeperStart(
-            run_directory=run_directory, node=node, command=(*command, "--child"),
-            environment=environment, log_path=log_path,
-        )  # fmt: skip
-        if _starter(start):
-            return log_path
+    return KeeperStart(
+        run_directory=run_directory, node=node, command=command, environment=environment,
+        log_path=os.path.join(folder, f"keeper-{node:03d}.log"),
+    )  # fmt: skip
+
+
+def _spawn(start: KeeperStart) -> None:
     with (
-        open(log_path, "ab", opener=new_files.private) as log,
+        open(start.log_path, "ab", opener=new_files.private) as log,
         open(os.devnull, "rb") as nothing,
         contextlib.suppress(subprocess.TimeoutExpired),  # the caller says it, with this log
     ):
         # The keeper daemonises itself (double fork): this child is gone in a moment.
         subprocess.run(
-            command, stdin=nothing, stdout=log, stderr=log, start_new_session=True, check=False,
-            timeout=START_TIMEOUT_S, env=environment, cwd="/",
+            list(start.command), stdin=nothing, stdout=log, stderr=log, start_new_session=True,
+            check=False, timeout=START_TIMEOUT_S, env=start.environment, cwd="/",
         )  # fmt: skip
-    return log_path
 
 
 def _package_root() -> str:

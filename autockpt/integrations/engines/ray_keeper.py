@@ -93,7 +93,7 @@ def _started(name: str, start: KeeperStart) -> int:
             name=name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, num_cpus=0,
             scheduling_strategy=here,
         )
-        .remote(list(start.command), start.environment, start.log_path)
+        .remote([*start.command, "--child"], start.environment, start.log_path)
     )  # fmt: skip
     return int(ray.get(actor.pid.remote(), timeout=START_S))
 

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -209,8 +210,9 @@ def test_another_process_may_be_the_parent_of_a_keeper(run: Path, can_start: boo
 
     def start_child(start: launch.KeeperStart) -> bool:
         assert (start.run_directory, start.node) == (str(run), 0)
-        if can_start:
-            children.append(subprocess.Popen(start.command, env=start.environment, cwd="/"))
+        if can_start and not children:
+            command = [*start.command, "--child"]
+            children.append(subprocess.Popen(command, env=start.environment, cwd="/"))
         return can_start
 
     launch.start_keepers_by(start_child)
@@ -224,3 +226,20 @@ def test_another_process_may_be_the_parent_of_a_keeper(run: Path, can_start: boo
     assert launch.release_keeper(str(run), 0)
     for child in children:
         assert child.wait(timeout=60) == 0
+
+
+@pytest.mark.root
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv (util-linux)")
+def test_a_keeper_without_rights_is_not_the_first_to_be_killed() -> None:
+    """Its parent may be, as a worker of Ray is: with all checkpoints in memory it must not."""
+    code = (
+        "from pathlib import Path; score = Path('/proc/self/oom_score_adj'); "
+        "score.write_text('1000'); "
+        "from autockpt.executors.keeper.__main__ import avoid_oom_kills; avoid_oom_kills(); "
+        "print(score.read_text())"
+    )
+    done = subprocess.run(
+        ["setpriv", "--bounding-set=-sys_resource", sys.executable, "-c", code],
+        check=True, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.strip() == "0"
