@@ -1,5 +1,8 @@
 """When the launcher parks a process for the next incarnation, and when it waits for one."""
 
+import colorsys
+import json
+import os
 import subprocess
 import sys
 import time
@@ -10,7 +13,9 @@ import pytest
 
 from autockpt.console import Console
 from autockpt.launch.standby import imports, pool
+from autockpt.launch.standby.twin import Adopted
 from autockpt.run_directory import RunDirectory
+from autockpt.values.record import to_json
 
 COMMAND = ("-u", "-m", "autockpt.cli.script_runner", "s.py")
 IMPORTS_S = 0.5
@@ -99,3 +104,35 @@ def test_a_restart_waits_for_a_process_that_still_imports(
     place.process = place.process or getattr(started, "proc", None)
     standbys._end(place)
     standbys.close()
+
+
+def test_the_second_process_of_a_node_is_forked_from_the_first(tmp_path: Path) -> None:
+    """It is a child of the launcher, and ends with the pool; a rank that imports more has its own."""
+    run = RunDirectory.create(tmp_path / "r")
+    standbys = pool.StandbyPool(run, "on", Console(verbosity=-1))
+    for local in range(3):
+        standbys._rank(
+            lambda **settings: settings, local_rank_id=local, entrypoint=sys.executable,
+            args=("-u", "-m", "autockpt.cli.script_runner", str(tmp_path / "s.py")),
+            env={"RANK": str(local), "LOCAL_RANK": str(local), "OMP_NUM_THREADS": "1"},
+            stdout=None, stderr=None,
+        )  # fmt: skip
+        more = {"colorsys": colorsys.__file__} if local == 2 else {}
+        record = imports.path_of(run.path, local)
+        record.parent.mkdir(exist_ok=True)
+        record.write_text(to_json(imports.Imports(modules={"json": json.__file__, **more})))
+    try:
+        deadline = time.monotonic() + 60.0
+        while not all(place.ready for place in standbys._places.values()):
+            assert time.monotonic() < deadline
+            standbys.tick()
+            time.sleep(0.01)
+        processes = [place.process for place in standbys._places.values()]
+        assert [isinstance(one, Adopted) for one in processes] == [False, True, False]
+        for process in processes:
+            assert process is not None
+            stat = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+            assert int(stat[1]) == os.getpid()
+    finally:
+        standbys.close()
+    assert [one is not None and one.poll() for one in processes] == [-9, -9, -9]
