@@ -33,6 +33,8 @@ QUIET_S = 0.01
 """A connection on which nothing has moved for so long holds no part of a message."""
 LOUD_S = 1.0
 """After so long it is shut down all the same."""
+CALLS_S = 1.0
+"""Calls in place of other ranks take no longer; thousands of ranks are called within it."""
 
 
 def are_there() -> bool:
@@ -120,10 +122,13 @@ class Abort:
 def _call(ports: frozenset[int]) -> None:
     """Connects to gloo's ports of this process, as other ranks would, and hangs up."""
     ranks = number(os.environ, "WORLD_SIZE") or 1
+    until_s = time.monotonic() + CALLS_S
     for sock in _tcp_sockets():
         if not _listens(sock) or _port(sock.getsockname()) not in ports:
             continue
         for pair in range(ranks):
+            if time.monotonic() > until_s:
+                return
             with contextlib.suppress(OSError), socket.socket(sock.family) as caller:
                 caller.settimeout(QUIET_S)
                 caller.connect(sock.getsockname())
