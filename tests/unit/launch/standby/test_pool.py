@@ -107,7 +107,7 @@ def test_a_restart_waits_for_a_process_that_still_imports(
 
 
 def test_the_second_process_of_a_node_is_forked_from_the_first(tmp_path: Path) -> None:
-    """It is a child of the launcher, and ends with the pool; a rank that imports more has its own."""
+    """It is a child of the launcher, and ends with the pool.  Other imports have their own."""
     run = RunDirectory.create(tmp_path / "r")
     standbys = pool.StandbyPool(run, "on", Console(verbosity=-1))
     for local in range(3):
