@@ -45,7 +45,7 @@ PASSED_ON = ("policy", "settings", "profile", "no_profile", "nproc_per_node")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the instants.")
 @click.option(
     "--patience", type=click.FloatRange(min=1.0), default=300.0, show_default=True, metavar="S",
-    help="Longest wait for one thing, seconds.",
+    help="Longest wait for one thing, seconds; for a checkpoint, beside the plan's interval.",
 )  # fmt: skip
 @click.option("--run-dir", metavar="DIR", help="A new directory for the drill; default: runs/.")
 @policy_options
@@ -95,7 +95,7 @@ def drill(
         for fault in FAULTS.values():
             if names and fault.name not in names:
                 continue
-            console.say(f"{fault.name}: {fault.done}")
+            console.say(f"{fault.name}: behind the next checkpoint, {fault.done}")
             outcomes.append(drilling.cause(fault))
             console.say(f"{fault.name}: {outcomes[-1].note}")
         if exact:

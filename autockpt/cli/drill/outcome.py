@@ -24,6 +24,8 @@ from autockpt.values.telemetry import (
 Verdict = Literal["kept", "broken", "no promise"]
 FACTOR = 1.5
 """As the report judges: a promise is broken when the observation is this many times larger."""
+NEWEST = 10
+"""Blocks of iterations by which an interval is turned into time."""
 SLACK_S = 1.0
 """A single event differs from a mean."""
 
@@ -75,6 +77,15 @@ def promise(
         lost_steps=2 * interval if interval else None,
         recovery_s=mean_s,
     )
+
+
+def interval_s(events: Sequence[Event], plan: CheckpointPlan, iteration_s: float) -> float:
+    """The longest interval of the plan, by the newest iterations, else by `iteration_s`."""
+    blocks = [event for event in events if isinstance(event, IterationsTimed) and event.count]
+    if blocks:
+        newest = blocks[-NEWEST:]
+        iteration_s = sum(b.total_s for b in newest) / sum(b.count for b in newest)
+    return max(tier.interval_steps for tier in plan.tiers) * iteration_s
 
 
 def is_ready(fault: Fault, events: Sequence[Event], since_s: float, plan: CheckpointPlan) -> bool:

@@ -18,6 +18,7 @@ from autockpt.cli.drill.job import (
 from autockpt.cli.drill.outcome import (
     Outcome,
     failed,
+    interval_s,
     is_over,
     is_ready,
     outcome,
@@ -50,7 +51,7 @@ class Drill:
         run, plan = self._job.run, self._plan
         self._job.wait_for(
             lambda events: is_ready(fault, events, self._since_s, plan()),
-            self._patience_s,
+            self._checkpoint_patience_s(),
             f"a checkpoint was held before the fault {fault.name!r}",
         )
         time.sleep(self._instants.uniform(0.0, LATEST_S))
@@ -139,7 +140,7 @@ class Drill:
     def _see(self, fault: Fault, at_s: float) -> None:
         self._job.wait_for(
             lambda events: is_over(fault, events, at_s, self._restarts),
-            self._patience_s,
+            self._checkpoint_patience_s(),
             f"what follows ({fault.follows})",
         )
 
@@ -159,6 +160,13 @@ class Drill:
         if not ranks:
             raise DrillError("no rank of the job lives")
         return self._instants.choice(list(ranks.items()))
+
+    def _checkpoint_patience_s(self) -> float:
+        """Beside the patience, the plan's own interval: the next checkpoint comes no earlier."""
+        run = self._job.run
+        profile = run.read_profile()
+        known_s = 0.0 if profile is None else profile.iteration_s.p50
+        return self._patience_s + interval_s(run.events(), self._plan(), known_s)
 
     def _plan(self) -> CheckpointPlan:
         return self._job.run.read_plan() or plan_without_profile(self._goal)

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from autockpt.cli.drill.fault import FAULTS
-from autockpt.cli.drill.outcome import Promise, is_over, is_ready, outcome, promise
+from autockpt.cli.drill.outcome import Promise, interval_s, is_over, is_ready, outcome, promise
 from autockpt.values.telemetry import (
     CheckpointDurable,
     Event,
@@ -45,6 +45,18 @@ def restored(*, at_s: float, rank: int = 0, lost_steps: int, lost_s: float) -> R
         at_s=at_s, rank=rank, generation="step 100 (term 1)", step=100, source="memory",
         bytes=1, restore_s=0.1, lost_steps=lost_steps, lost_s=lost_s, down_s=2.0,
     )  # fmt: skip
+
+
+def test_a_checkpoint_is_waited_for_as_long_as_the_plan_takes() -> None:
+    """By the newest iterations of the job, else by its profile's."""
+    plan = trainings.plan(memory=5, disk=20)
+    assert interval_s([], plan, 0.5) == 10.0
+
+    def block(total_s: float) -> IterationsTimed:
+        return IterationsTimed(at_s=1.0, rank=0, step=4, count=4, total_s=total_s, checkpoint_s=0.0,
+                               quiet_s=0.0, busy_s=0.0)  # fmt: skip
+
+    assert interval_s([block(400.0), *[block(8.0)] * 10], plan, 0.5) == 40.0
 
 
 def test_the_promise_is_that_of_the_tier_that_survives() -> None:
