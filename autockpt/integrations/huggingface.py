@@ -185,7 +185,7 @@ class _Protection:
         if restored is None and any(begins):
             self._place.load({"epoch": begins[0], "index": begins[1]})
         left = max_steps - trainer.state.global_step
-        self._ckpt.own_boundary(self._ckpt.step_count + max(0, left))
+        self._ckpt.own_boundary(self._ckpt.step_count + max(0, left), ends_at_once=True)
         self._stepped_at = trainer.state.global_step
         return self._begun(begins)
 

@@ -60,7 +60,7 @@ class PassThroughSession:
     def report_loss(self, loss: Any) -> None:
         """Nothing is rolled back while a profile is taken."""
 
-    def own_boundary(self, total: int | None = None) -> None:
+    def own_boundary(self, total: int | None = None, *, ends_at_once: bool = False) -> None:
         """The profile finds iterations by itself."""
         self._total = total
 

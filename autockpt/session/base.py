@@ -76,6 +76,8 @@ class RankState:
         saved; and of the first ones."""
         self.supersedes = False
         """The newest checkpoint may be of before the loop: one of the loop is due at once."""
+        self.ends_at_once = False
+        """The session is closed where its last boundary ends."""
         self.owns_boundary = False
         """A loop of ours, or `step()`, says where iterations end."""
         self.is_safe = False

@@ -245,12 +245,15 @@ class Session:
             self._iterations.drawn_mark = self._position.random_mark()
             yield step
 
-    def own_boundary(self, total: int | None = None) -> None:
+    def own_boundary(self, total: int | None = None, *, ends_at_once: bool = False) -> None:
         """From now on `step()` alone ends iterations, the first one too.
 
         For adapters: all steps of optimizers and training forwards between two calls of `step()`
-        belong to one iteration.  `total`: the last step, which is made durable.
+        belong to one iteration.  `total`: the last step, which is made durable.  `ends_at_once`:
+        `close` follows the last boundary, and no code of the script stands between.  Flags of
+        modules are then read at the end, and not at each boundary.
         """
+        self._rank.ends_at_once = ends_at_once
         if total is not None:
             self._begin_loop(total)
             self._position.look_for_generators(begins=True)

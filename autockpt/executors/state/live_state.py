@@ -386,10 +386,12 @@ class LiveState:
     def stepped(self, optimizer: torch.optim.Optimizer) -> str:
         """Notes the order in which optimizers step (what changes first is copied first); which
         one it was."""
+        for name in self.step_order:  # mostly one
+            if self.optimizers[name] is optimizer:
+                return name
         name = next(prefix for prefix, known in self.optimizers.items() if known is optimizer)
-        if name not in self.step_order:
-            self.step_order.append(name)
-            self._inventory = None
+        self.step_order.append(name)
+        self._inventory = None
         return name
 
     def name_of(self, parameter: torch.Tensor) -> str:

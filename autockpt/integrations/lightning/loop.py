@@ -54,7 +54,7 @@ class ProtectedFit:
         self._handlers = {number: signal.getsignal(number) for number in watched}
         if not hasattr(self.session, "fence"):
             return  # a profile is taken: nothing is saved
-        self.session.own_boundary()
+        self.session.own_boundary(ends_at_once=True)
         if self.session.restored is not None:
             self._resume()
         self._seen = self._batches_trained()

@@ -177,7 +177,7 @@ class Boundaries:
         self._holder.release()
         began = self._saver.begin_boundary()
         self._position.look_for_generators(begins=True, trains=True)
-        self._rank.live.module_state.note()
+        self._note_flags()
         if step == self._rank.start_step + 1 and self._rank.attempt == self._rank.first_attempt:
             self._rank.emit(t.FirstIterationEnded(at_s=began, rank=self._job.rank, step=step))
             self._place.warn_of_schedulers()
@@ -245,11 +245,16 @@ class Boundaries:
             and not self._plans.switch.has_work
         )
 
+    def _note_flags(self) -> None:
+        """Of modules and parameters; 0.05 ms for 100 of them, whose memory is not in any cache."""
+        if not self._rank.ends_at_once:
+            self._rank.live.module_state.note()
+
     def _pass_quietly(self, step: int) -> None:
         """Count the iteration."""
         rank, iterations = self._rank, self._iterations
         began = self._saver.begin_boundary()
-        rank.live.module_state.note()
+        self._note_flags()
         iterations.accumulation.iterated(stepped=True)
         rank.step = step
         iterations.begin()

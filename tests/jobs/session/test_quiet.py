@@ -84,3 +84,26 @@ def test_what_is_asked_for_in_between_comes_at_its_boundary(
     assert it.ckpt.step_count == 18
     assert not {10, 11, 15, 18} & set(passed)
     assert it.saved() == [11, 15, 18]
+
+
+@pytest.mark.parametrize("ends_at_once", [True, False])
+def test_flags_that_a_test_behind_the_training_changes_are_not_saved(
+    attach: Callable[..., Any], new_run: Callable[..., str], ends_at_once: bool
+) -> None:
+    """A loop that is closed at once has the flags of its end."""
+    it = Training(attach, new_run())
+    it.ckpt.own_boundary(ends_at_once=ends_at_once)
+    for _ in range(5):
+        it.iterate()
+        it.ckpt.step()
+        it.await_slots()
+    it.model.requires_grad_(requires_grad=False)
+    if ends_at_once:
+        it.model.requires_grad_(requires_grad=True)
+        it.model.bias.requires_grad_(requires_grad=False)
+    it.ckpt.close()
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach(model=model, optimizer=optimizer, run_dir=it.run_dir)
+    assert model.weight.requires_grad
+    assert model.bias.requires_grad is not ends_at_once
