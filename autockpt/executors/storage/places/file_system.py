@@ -2,16 +2,22 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 
 from autockpt import new_files
 from autockpt.executors.linux.mounts import mount_point_of
 from autockpt.executors.storage.places.place import MAX_RECORD_BYTES, always
 from autockpt.values.errors import CorruptCheckpointError, GuardError, StorageError
+
+LOCK_PATIENCE_S = 5.0
+"""For the lock of a record: a process that was stopped may hold it, and others have to go on."""
+_LOCK_POLL_S = 0.02
 
 
 class FileSystem:
@@ -53,15 +59,30 @@ class FileSystem:
     def replace(
         self, path: str, old: bytes, new: bytes, *, is_wanted: Callable[[], bool] = always
     ) -> bool:
-        """See `Place`; of two processes the later one wins."""
+        """See `Place`: it looks again directly before the rename, where no lock excludes others."""
+
+        def stands() -> bool:
+            try:
+                return self.read(path) == old
+            except FileNotFoundError:
+                return False
+
         try:
-            same = self.read(path) == old
+            with _locked(path):
+                if not stands():
+                    return False
+                return self.publish(
+                    path, new, replace=True, is_wanted=lambda: is_wanted() and stands()
+                )
         except FileNotFoundError:
             return False
-        return same and self.publish(path, new, replace=True, is_wanted=is_wanted)
+        except GuardError:
+            if stands():
+                raise
+            return False
 
     def require_replacing(self, path: str) -> None:
-        """See `Place`: claims of the directory exclude each other."""
+        """See `Place`: the lock of the record excludes it."""
 
     def read(self, path: str, *, limit: int = MAX_RECORD_BYTES) -> bytes:
         """See `Place`; of links, pipes and devices nothing is read."""
@@ -133,8 +154,9 @@ class FileSystem:
         return True
 
     def move(self, source: str, target: str) -> None:
-        """See `Place`."""
-        os.rename(source, target)
+        """See `Place`; not between the look and the rename of a `replace`."""
+        with _locked(source):
+            os.rename(source, target)
 
     def remove(self, path: str) -> None:
         """See `Place`."""
@@ -179,6 +201,59 @@ class FileSystem:
                 return
             self.settle(os.path.dirname(folder))
             shutil.rmtree(target, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[None]:
+    """Excludes other processes that replace or move the record, where the file system has locks.
+
+    Raises FileNotFoundError, and OSError where another process keeps the lock.
+    """
+    deadline = time.monotonic() + LOCK_PATIENCE_S
+    while True:
+        fd = _open_for_lock(path)
+        if fd is None:
+            yield
+            return
+        try:
+            if _lock(fd):
+                if _is_at(fd, path):
+                    yield
+                    return
+            elif time.monotonic() >= deadline:
+                raise OSError(errno.EAGAIN, "another process is replacing it", path)
+            else:
+                time.sleep(_LOCK_POLL_S)
+        finally:
+            os.close(fd)
+
+
+def _open_for_lock(path: str) -> int | None:
+    """None: it cannot be opened.  Over NFS a lock needs a file that is open for writing."""
+    for mode in (os.O_RDWR, os.O_RDONLY):
+        try:
+            return os.open(path, mode | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            continue
+    return None
+
+
+def _lock(fd: int) -> bool:
+    """Whether it may go on: it has the lock, or the file system knows none."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _is_at(fd: int, path: str) -> bool:
+    """Whether the open file is still the record; another may have been renamed over it."""
+    return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -41,8 +41,9 @@ class Place(Protocol):
     ) -> bool:
         """Puts the record `new` in the place of `old`; False where the record is another one.
 
-        In an object store no other change can come between the look and the put.  Raises like
-        `publish`.
+        No other `replace` and no `move` comes between the look and the change.  On a file system
+        without locks the record is looked at again directly before.  Raises like `publish`, and
+        OSError where another process keeps the lock.
         """
 
     def require_replacing(self, path: str) -> None:
@@ -73,7 +74,7 @@ class Place(Protocol):
         """Whether a file is there.  An error is raised, and never taken for absence."""
 
     def move(self, source: str, target: str) -> None:
-        """Gives a record another name.  Raises FileNotFoundError, OSError.
+        """Gives a record another name.  Raises FileNotFoundError, OSError like `replace`.
 
         After a crash both names may exist in an object store.
         """

@@ -1,13 +1,14 @@
 """A COMMIT that names other shards of the same state: the step that makes rewritten shards count.
 
-It takes two replacements.  The first COMMIT names the new shards, and in `REPLACES` the whole ones:
-either may still win.  The second one is final, and only then the whole ones go.  A pin or a newer
-start that comes between finds both.  A process that is killed at any instant leaves one of them,
-whole, and files that the next start removes.
+It takes two replacements.  The first COMMIT names the new shards, and in `REPLACES` the whole ones.
+The second one is final, and only then the whole ones go.  A pin or a newer start that comes between
+finds both.  A newer start takes the whole ones back, because it may resume from them.  A process
+that is killed at any instant leaves one of them, whole, and files that the next start removes.
 
-In an object store a put may arrive late, even after the end of its process.  So each replacement is
-on the condition that the COMMIT is the one that was read, and no text of a COMMIT comes twice.
-Shards are removed once no put that names them can still arrive.
+A process may be fenced and still run.  So each replacement is on the condition that the COMMIT is
+the one that was read, and removals follow a replacement that has excluded the others.  In an object
+store a put may arrive late, even after the end of its process: there no text of a COMMIT comes
+twice.
 """
 
 import contextlib
@@ -55,9 +56,9 @@ def require_held(directory: CheckpointDirectory, term: int) -> None:
 def replace_commit(
     directory: CheckpointDirectory, commit: CommitFile, records: tuple[Record, ...], *, term: int
 ) -> None:
-    """Makes new shards count, and removes the old ones.
+    """Makes new shards count, and removes the old ones; goes on where an earlier call has failed.
 
-    The claim is looked at directly before the new COMMIT appears, and again behind it.
+    The claim is looked at directly before each new COMMIT appears.
 
     Raises GuardError (fenced, or pinned meanwhile), StorageError, OSError, CorruptCheckpointError.
     """
@@ -66,20 +67,38 @@ def replace_commit(
     missing = files_of(records) - set(place_of(folder).names(folder))
     if missing:
         raise StorageError(f"{folder}: was changed meanwhile; {sorted(missing)[:1]} is missing")
-    _require_unpinned(folder, commit.generation)
-    both = [{**new, REPLACES: old} for new, old in zip(records, commit.records, strict=True)]
-    undecided = replace(commit, records=tuple(both)).sealed()
-    _swap(folder, commit, undecided, is_wanted=lambda: directory.holds(term))
+    undecided = commit
+    if not is_undecided(commit):
+        _require_unpinned(folder, commit.generation)
+        both = [{**new, REPLACES: old} for new, old in zip(records, commit.records, strict=True)]
+        undecided = replace(commit, records=tuple(both)).sealed()
+        _swap(folder, commit, undecided, is_wanted=lambda: directory.holds(term))
+    final = replace(commit, records=records).sealed()
+
+    def is_wanted() -> bool:
+        # `pin` leaves its mark first and looks then, so one of the two sees the other.
+        return directory.holds(term) and not pin_of(folder)
+
     try:
         require_held(directory, term)
-        # `pin` leaves its mark first and looks then, so one of the two sees the other.
         _require_unpinned(folder, commit.generation)
-    except BaseException:
+        _swap(folder, undecided, final, is_wanted=is_wanted)
+    except (AutockptError, OSError):
         with contextlib.suppress(AutockptError, OSError):
-            _swap(folder, undecided, _whole(folder, undecided))
+            if directory.holds(term):  # else the newer start decides
+                _decided(folder)
         raise
-    _swap(folder, undecided, replace(commit, records=records).sealed())
-    _remove(folder, files_of(commit.records) - files_of(records))
+    _remove(folder, files_of(undecided.records) - files_of(records))
+
+
+def is_undecided(commit: CommitFile) -> bool:
+    """Whether it is the first of the two: a start makes it whole again, while its files stand."""
+    return any(REPLACES in record for record in commit.records)
+
+
+def rewritten_records(commit: CommitFile) -> tuple[Record, ...]:
+    """Of the shards that a COMMIT names first, without those that they replace."""
+    return tuple({k: v for k, v in r.items() if k != REPLACES} for r in commit.records)
 
 
 def _swap(
@@ -114,22 +133,20 @@ def forget_rewritten(folder: str, records: tuple[Record, ...]) -> None:
 
 
 def _decided(folder: str) -> CommitFile:
-    """The present COMMIT; one between two replacements is decided first, if it can be.
+    """The present COMMIT; one between two replacements is whole again first, if it can be.
 
     Raises CorruptCheckpointError, StorageError, OSError.
     """
     path = os.path.join(folder, "COMMIT")
     for _ in range(_ATTEMPTS):
         commit = read_commit(path)
-        if not any(REPLACES in record for record in commit.records):
+        if not is_undecided(commit):
             break
         names = set(place_of(folder).names(folder))
-        whole = _whole(folder, commit)
-        new = tuple({k: v for k, v in r.items() if k != REPLACES} for r in commit.records)
-        stands = files_of(new) <= names
-        if files_of(whole.records) <= names and (pin_of(folder) or not stands):
+        whole, new = _whole(folder, commit), rewritten_records(commit)
+        if files_of(whole.records) <= names:
             decided = whole
-        elif stands:
+        elif files_of(new) <= names:
             decided = replace(commit, records=new).sealed()
         else:
             break
@@ -142,11 +159,11 @@ def _decided(folder: str) -> CommitFile:
 def remove_unnamed(folder: str, names: Iterable[str]) -> None:
     """Removes the shards `names`, without any that the COMMIT lists.
 
-    In a store no put of a COMMIT that lists one can arrive later.  Raises AutockptError, OSError.
+    No replacement by a COMMIT that lists one can come later.  Raises AutockptError, OSError.
     """
     commit = _decided(folder)
     unnamed = set(names) - files_of(commit.records)
-    if unnamed and place_of(folder).is_store and not holds_weights_only(commit.records):
+    if unnamed and not holds_weights_only(commit.records):
         _swap(folder, commit, _whole(folder, commit))
     _remove(folder, unnamed)
 

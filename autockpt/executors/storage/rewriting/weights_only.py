@@ -31,6 +31,7 @@ from autockpt.executors.storage.rewriting.commits import (
     forget_rewritten,
     new_suffix,
     require_held,
+    rewritten_records,
 )
 from autockpt.executors.storage.rewriting.image_stream import ImageStream
 from autockpt.executors.throttle.rate_limit import Throttle
@@ -51,14 +52,14 @@ def write_weights(
 ) -> tuple[CommitFile, tuple[Record, ...]]:
     """Writes and reads back new shards; (the commit as it stands, records of the new shards).
 
-    Their names are of this call alone.  A commit of weights keeps its records.  Raises GuardError
+    Their names are of this call alone.  A commit of weights keeps its shards.  Raises GuardError
     where `term` is held no more, CorruptCheckpointError, StorageError, OSError, and ConfigError
     for a checkpoint whose optimizer state has no place of its own.
     """
     folder = directory.generation_path(generation)
     commit = read_commit(os.path.join(folder, "COMMIT"))
     if holds_weights_only(commit.records):
-        return commit, commit.records
+        return commit, rewritten_records(commit)
     place_of(folder).require_replacing(os.path.join(folder, "COMMIT.probe.tmp"))
     suffix = new_suffix(term)
     records: list[Record] = [
@@ -89,6 +90,8 @@ def missing_room(directory: CheckpointDirectory, generation: Generation) -> str:
         return ""
     folder = directory.generation_path(generation)
     commit = read_commit(os.path.join(folder, "COMMIT"))
+    if holds_weights_only(commit.records):
+        return ""
     whole = sum(load_index(folder, record, commit).image_bytes for record in commit.records)
     room = os.statvfs(folder)
     free = room.f_bavail * room.f_frsize

@@ -1,5 +1,6 @@
 """The keeper's disk thread: instructions in order, fenced, and alive for ever."""
 
+import errno
 import json
 import os
 import threading
@@ -20,7 +21,9 @@ from autockpt.executors.linux.memory import Arena
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.storage.directory.directory import CheckpointDirectory
-from autockpt.executors.storage.rewriting import weights_only
+from autockpt.executors.storage.directory.records import read_commit
+from autockpt.executors.storage.rewriting import commits, weights_only
+from autockpt.executors.storage.rewriting.commits import is_undecided
 from autockpt.executors.storage.rewriting.weights_only import write_weights
 from autockpt.executors.storage.shard_file import ImageReader
 from autockpt.executors.throttle.rate_limit import RateLimiter, Unlimited
@@ -302,6 +305,34 @@ def test_optimizer_state_waits_for_room(bench: Bench, monkeypatch: pytest.Monkey
     assert (answer.later, answer.records) == (True, ())
     assert "expected" in answer.reason
     assert weights(bench) == []
+
+
+def test_a_replacement_that_a_full_disk_has_cut_off_is_ended_before_it_is_reported(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second replacement and the one back fail; the disk is tight, and nothing is written."""
+    bench.claim()
+    trained_commits(bench, 1, 2, 3)
+    order, real, calls = p.DropOptimizerState(term=1, generation=g(1)), commits._swap, []
+
+    def swap(*args: Any, **how: Any) -> None:
+        calls.append(args)
+        if len(calls) > 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(*args, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(commits, "_swap", swap)
+        assert "No space left" in bench.order(order).reason
+    folder = bench.directory.generation_path(g(1))
+    assert is_undecided(read_commit(f"{folder}/COMMIT"))
+    monkeypatch.setattr(weights_only, "is_tight", lambda path: True)
+    answer = bench.order(order)
+    assert (answer.reason, answer.later) == ("", False)
+    commit = read_commit(f"{folder}/COMMIT")
+    assert not is_undecided(commit)
+    assert answer.records == commit.records
+    assert len(list(Path(folder).glob("shard-*"))) == 1
 
 
 def test_no_difference_is_committed_to_weights(bench: Bench) -> None:

@@ -1,6 +1,8 @@
 """Commits whose optimizer state is dropped: what stays, what a kill leaves, who may not."""
 
 import contextlib
+import errno
+import fcntl
 import os
 import shutil
 import subprocess
@@ -21,6 +23,7 @@ from autockpt.executors.storage.catalogue import list_generations, verify_genera
 from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.executors.storage.directory.records import CommitFile, read_commit
 from autockpt.executors.storage.maintenance import leftovers, remove
+from autockpt.executors.storage.places import file_system
 from autockpt.executors.storage.places.file_system import FileSystem
 from autockpt.executors.storage.places.store import StorePlace
 from autockpt.executors.storage.remote import Objects, RemoteCopies
@@ -28,6 +31,7 @@ from autockpt.executors.storage.rewriting import commits
 from autockpt.executors.storage.rewriting.commits import (
     KEPT_WHOLE,
     forget_rewritten,
+    is_undecided,
     remove_replaced,
     replace_commit,
 )
@@ -228,11 +232,11 @@ def test_a_pin_in_the_last_moment_brings_the_commit_back(
 
 
 @places
-@pytest.mark.parametrize("state", ["pinned", "not pinned", "new shard lost"])
-def test_a_start_decides_what_a_kill_left_between_two_commits(
+@pytest.mark.parametrize("state", ["pinned", "not pinned", "new shard lost", "whole shard lost"])
+def test_a_start_takes_back_what_a_kill_left_between_two_commits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, state: str
 ) -> None:
-    """A pinned one is whole again; no shard of the other kind is left."""
+    """It may resume from the whole shards; no shard of the other kind is left."""
     bench = Bench(tmp_path, place=place)
     whole, records = write_weights(bench.directory, G, Unlimited(), term=1)
 
@@ -250,11 +254,24 @@ def test_a_start_decides_what_a_kill_left_between_two_commits(
         bench.directory.pin(G, "paper")
     elif state == "new shard lost":
         (bench.folder / str(records[0]["file"])).unlink()
+    elif state == "whole shard lost":
+        (bench.folder / str(whole.records[0]["file"])).unlink()
     remove_replaced(bench.directory, term=2)
-    assert holds_weights_only(bench.commit.records) == (state == "not pinned")
+    assert holds_weights_only(bench.commit.records) == (state == "whole shard lost")
     assert bench.commit.records == records or bench.is_as_it_was(whole)
     assert verify_generation(bench.directory.path, G.name).ok
     assert len(list(bench.folder.glob("shard-*"))) == 1
+
+
+def left_between(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> CommitFile:
+    """The COMMIT as it was; the disk is full from the second replacement on."""
+    commit, records = write_weights(bench.directory, G, Unlimited(), term=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(commits, "_swap", Full(commits._swap))
+        with pytest.raises(OSError, match="No space left"):
+            replace_commit(bench.directory, commit, records, term=1)
+    assert is_undecided(bench.commit)
+    return commit
 
 
 @places
@@ -263,24 +280,150 @@ def test_a_checkpoint_between_two_commits_goes_whole(
 ) -> None:
     """Retention deletes the shards of both."""
     bench = Bench(tmp_path, place=place)
-    commit, records = write_weights(bench.directory, G, Unlimited(), term=1)
-    monkeypatch.setattr(commits, "_swap", Once(commits._swap))
-    with pytest.raises(StorageError, match="the second time"):
-        replace_commit(bench.directory, commit, records, term=1)
+    left_between(bench, monkeypatch)
     bench.directory.delete(G)
     assert not bench.folder.exists() or not list(bench.folder.iterdir())
 
 
-class Once:
-    """A call that fails the second time."""
+@places
+def test_a_second_order_ends_what_a_full_disk_left_between_two_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Nothing is written again, and its record names no whole shards any more."""
+    bench = Bench(tmp_path, place=place)
+    left_between(bench, monkeypatch)
+    between, records = write_weights(bench.directory, G, Unlimited(), term=1)
+    assert is_undecided(between)
+    replace_commit(bench.directory, between, records, term=1)
+    assert bench.commit.records == records
+    assert not is_undecided(bench.commit)
+    assert len(list(bench.folder.glob("shard-*"))) == 1
+    assert verify_generation(bench.directory.path, G.name).ok
+
+
+def without_locks(*_: object) -> None:
+    """Like a mount without the lock service."""
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+
+class Newer:
+    """A newer start that comes while an older keeper replaces a COMMIT for the second time.
+
+    The older one has compared the COMMIT, and its temporary file is not durable yet.
+    """
+
+    def __init__(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch, *, pin: bool, at: str
+    ) -> None:
+        self._bench, self._pin, self._at = bench, pin, at
+        self.directory = CheckpointDirectory(bench.directory.path)
+        self.directory.open()
+        self._replaced = 0
+        self._real = FileSystem.publish
+        monkeypatch.setattr(file_system, "LOCK_PATIENCE_S", 0.1)
+        monkeypatch.setattr(FileSystem, "publish", self._publish)
+
+    def _publish(self, path: str, text: bytes, **how: Any) -> bool:
+        place = FileSystem()
+        if not path.endswith("COMMIT"):
+            return self._real(place, path, text, **how)
+        self._replaced += 1
+        if self._replaced == 1:
+            done = self._real(place, path, text, **how)
+            if self._at == "between":
+                self._claim()
+            return done
+        if self._replaced == 2 and self._at == "between":
+            self.decide()
+        if self._replaced == 2 and self._at == "second":
+            self._claim()
+            self.decide()
+        if self._replaced == 2 and self._at == "rename":
+            asked, how = how["is_wanted"], dict(how)
+
+            def late() -> bool:
+                wanted = bool(asked())
+                self._claim()
+                self.decide()
+                return wanted
+
+            how["is_wanted"] = late
+        return self._real(place, path, text, **how)
+
+    def _claim(self) -> None:
+        self.directory.claim(self._bench.run_id, "other", 0, force=True)
+        if self._pin:
+            self.directory.pin(G, "paper")
+
+    def decide(self) -> None:
+        """What its keeper does behind the decision."""
+        remove_replaced(self.directory, term=2)
+
+
+@pytest.mark.parametrize("pin", [True, False], ids=["pinned", "not pinned"])
+@pytest.mark.parametrize(
+    ("at", "locks"),
+    [
+        ("between", True), ("between", False), ("second", True), ("second", False),
+        ("rename", True),
+    ],
+)  # fmt: skip
+def test_a_fenced_keeper_takes_no_shards_from_a_newer_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str, *, locks: bool, pin: bool
+) -> None:
+    """Both decide the same COMMIT, at each place of the older one's replacement."""
+    bench = Bench(tmp_path)
+    commit, records = write_weights(bench.directory, G, Unlimited(), term=1)
+    if not locks:
+        monkeypatch.setattr(fcntl, "flock", without_locks)
+    newer = Newer(bench, monkeypatch, pin=pin, at=at)
+    try:
+        replace_commit(bench.directory, commit, records, term=1)
+    except (AutockptError, OSError):
+        forget_rewritten(bench.directory.generation_path(G), records)
+    assert verify_generation(bench.directory.path, G.name).ok
+    newer.decide()
+    assert verify_generation(bench.directory.path, G.name).ok
+    assert holds_weights_only(bench.commit.records) == (at == "rename")
+    assert not is_undecided(bench.commit)
+    assert at == "rename" or bench.tree()["optimizer"]["state"]
+    assert len(list(bench.folder.glob("shard-*"))) == 1
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_a_replacement_brings_no_deleted_commit_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, locks: bool
+) -> None:
+    """A newer start deletes the checkpoint while the temporary file is written."""
+    bench = Bench(tmp_path)
+    commit, records = write_weights(bench.directory, G, Unlimited(), term=1)
+    monkeypatch.setattr(file_system, "LOCK_PATIENCE_S", 0.1)
+    if not locks:
+        monkeypatch.setattr(fcntl, "flock", without_locks)
+    real = FileSystem.publish
+
+    def publish(*args: Any, **how: Any) -> bool:
+        monkeypatch.setattr(FileSystem, "publish", real)
+        with contextlib.suppress(StorageError):
+            bench.directory.delete(G)
+        return real(*args, **how)
+
+    monkeypatch.setattr(FileSystem, "publish", publish)
+    with contextlib.suppress(StorageError):
+        replace_commit(bench.directory, commit, records, term=1)
+    assert not bench.folder.exists() or verify_generation(bench.directory.path, G.name).ok
+
+
+class Full:
+    """Replacements on a disk that is full from the second one on."""
 
     def __init__(self, real: Callable[..., object]) -> None:
         self._real, self._calls = real, 0
 
     def __call__(self, *args: Any, **more: Any) -> object:
         self._calls += 1
-        if self._calls == 2:
-            raise StorageError("the second time")
+        if self._calls > 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return self._real(*args, **more)
 
 
@@ -392,6 +535,8 @@ def test_a_claim_in_the_last_moment_keeps_the_old_commit(
     replacing(monkeypatch, **{look: claim})
     with pytest.raises(GuardError, match=str(bench.folder.parent)):
         replace_commit(bench.directory, commit, records, term=1)
+    assert verify_generation(bench.directory.path, G.name).ok
+    remove_replaced(bench.directory, term=2)
     assert bench.is_as_it_was(commit)
     assert verify_generation(bench.directory.path, G.name).ok
 
@@ -504,6 +649,7 @@ def test_a_kill_at_any_instant_loses_nothing(tmp_path: Path, every: int) -> None
         while not ended:
             kill_at, said = killed.stdout.readline().split()
             ended = said == "True"
+            between = is_undecided(bench.commit)
             weights = holds_weights_only(bench.commit.records)
             tree = bench.tree()
             assert weights or equal(tree["optimizer"], whole["optimizer"]), kill_at
@@ -511,7 +657,8 @@ def test_a_kill_at_any_instant_loses_nothing(tmp_path: Path, every: int) -> None
             assert verify_generation(str(work), G.name).ok, kill_at
             remove_replaced(CheckpointDirectory(str(work)), term=2)
             assert len(list(folder.glob("shard-*"))) == 1, kill_at
-            assert bench.tree().keys() == tree.keys(), kill_at
+            now = whole if between else tree
+            assert bench.tree().keys() == now.keys(), kill_at
             seen.add(weights)
             killed.stdin.write("\n")
             killed.stdin.flush()
