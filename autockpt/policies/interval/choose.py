@@ -20,6 +20,10 @@ from autockpt.values.units import format_duration, format_fraction
 
 TIE = 1e-3
 """Relative difference of tunable waste below which the longer interval wins."""
+NEAR = 0.01
+"""An interval in seconds may be so much longer or shorter in whole iterations, as a fraction,"""
+FEW = 33
+"""and so many snapshots or fewer between two persists are all considered."""
 FLAT = 1.56
 """Objectives `stall` and `durability` stretch or shrink the optimum by this: 10 % more waste."""
 LONGEST_S = 86400.0
@@ -159,6 +163,8 @@ def choose_intervals(
     stretch = {"goodput": 1.0, "stall": FLAT, "durability": 1.0 / FLAT}[goal.objective]
     if any(pins):
         pairs = _pinned_pairs(tiers, bounds, *pins, stretch=stretch)
+        if goal.pins.disk_interval_s and not pins[0] and tiers.memory is not None:
+            pairs += _nested_near(tiers, bounds, pins[1])
         binding = " and ".join(
             name
             for name, pin in zip(("memory.interval", "disk.interval"), pins, strict=True)
@@ -211,6 +217,22 @@ def _pinned_pairs(
     least_s = bounds.memory_min_s[0]
     roomy = [k for k in divisors(disk) if tiers.periods_s(k, disk)[0] >= least_s]
     return [(k, disk) for k in roomy or [disk]]
+
+
+def _nested_near(tiers: Tiers, bounds: Bounds, disk: int) -> list[tuple[int, int]]:
+    """Nested pairs whose disk interval is `disk` iterations to within `NEAR`.
+
+    Seconds are rounded to iterations anyway, and that number may be a prime.
+    """
+    best_s = max(optimum_s(tiers)[0], bounds.memory_min_s[0])
+    ratio = disk * tiers.iteration_s / best_s
+    ratios = {max(1, round(ratio * factor)) for factor in (0.8, 0.9, 1.0, 1.1, 1.25)}
+    steps = {
+        max(1, math.floor(disk / n) + up) for n in ratios | set(range(1, FEW)) for up in (0, 1)
+    }
+    roomy = [k for k in sorted(steps) if tiers.periods_s(k, disk)[0] >= bounds.memory_min_s[0]]
+    pairs = [(k, max(1, round(disk / k)) * k) for k in roomy]
+    return [pair for pair in pairs if abs(pair[1] - disk) <= NEAR * disk]
 
 
 def _checkfreq(costs: Costs, tiers: Tiers, goal: Goal) -> int:

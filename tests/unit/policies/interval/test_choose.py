@@ -186,6 +186,19 @@ def test_pins_are_respected_and_the_free_tier_follows():
     assert found.binding == "memory.interval"
 
 
+@pytest.mark.parametrize("steps", [1783, 1800, 2 * 997, 9001])
+def test_a_disk_interval_in_seconds_leaves_memory_its_best_interval(steps: int) -> None:
+    """Also where these seconds are a prime number of iterations: 1 % more or less is the same."""
+    found = choose(goal=Goal(pins=Pins(disk_interval_s=0.5 * steps)))
+    assert abs(found.disk_steps / steps - 1.0) <= 0.01
+    assert found.disk_steps % found.memory_steps == 0
+    tiers = tiers_of(costs(), rates(), memory_on=True)
+    best = min(tiers.tunable(k, steps) for k in range(1, steps + 1))
+    assert tiers.tunable(found.memory_steps, found.disk_steps) <= 1.02 * best
+    exact = choose(goal=Goal(pins=Pins(disk_interval_steps=steps)))
+    assert exact.disk_steps == steps
+
+
 def test_pins_in_seconds_become_whole_nested_steps():
     """1 min and 15 min at 0.5 s: 120 and 1800 steps."""
     found = choose(goal=Goal(pins=Pins(memory_interval_s=60.0, disk_interval_s=900.0)))
