@@ -52,16 +52,17 @@ class Cluster:
         environment: Mapping[str, str],
         mode: str,
         nodes: str,
+        profiled: bool,
     ) -> None:
         """`settings` and `script`: of `autockpt` run or profile.  `private`: the nodes' own.
 
-        `nodes`: as `--nnodes` has it.
+        `nodes`: as `--nnodes` has it.  `profiled`: the run directory has a profile.
         """
         self.net, self.folder, self._private = net, folder, private
         self.files = RunDirectory(folder / "run")
         self.launchers: dict[int, subprocess.Popen[bytes]] = {}
         self._settings, self._script, self._environment = settings, script, environment
-        self._mode, self._nodes = mode, nodes
+        self._mode, self._nodes, self._profiled = mode, nodes, profiled
 
     @contextmanager
     def rendezvous(self) -> Iterator[None]:
@@ -87,7 +88,9 @@ class Cluster:
         """`autockpt` on one node, which has nothing of its own yet; the command."""
         at = self.net.nodes[node]
         wanted = [word for setting in self._settings for word in ("--set", setting)]
-        where = ("--out",) if self._mode == "profile" else ("--no-profile", "--run-dir")
+        where: tuple[str, ...] = ("--out",) if self._mode == "profile" else ("--run-dir",)
+        if self._mode != "profile" and not self._profiled:
+            where = ("--no-profile", *where)
         argv = [
             "-m", "autockpt", self._mode, "--nnodes", self._nodes,
             *(("--rdzv-conf", "last_call_timeout=3") if ":" in self._nodes else ()),
@@ -173,14 +176,15 @@ def cluster(
     script: Sequence[str],
     environment: Mapping[str, str] | None = None,
     mode: str = "run",
+    profiled: bool = False,
     spare: int = 0,
     least: int | None = None,
     devices: bool = False,
 ) -> Iterator[Cluster]:
     """A job on `nodes` of them, `spare` more, and the rendezvous store; nothing is launched yet.
 
-    `least`: it goes on with so many nodes; None: with all only.  `devices`: the nodes have a
-    second network, for emulated devices.
+    `least`: it goes on with so many nodes; None: with all only.  `profiled`: the run directory has
+    a profile, which counts.  `devices`: the nodes have a second network, for emulated devices.
 
     Raises OSError or CalledProcessError where namespaces are not to be had, ClusterError.
     """
@@ -191,7 +195,7 @@ def cluster(
             stack.enter_context(network(nodes + spare, bits_per_s, devices=devices)),
             folder, private=Path(private),
             settings=settings, script=script, environment=environment or {}, mode=mode,
-            nodes=str(nodes) if least is None else f"{least}:{nodes}",
+            nodes=str(nodes) if least is None else f"{least}:{nodes}", profiled=profiled,
         )  # fmt: skip
         stack.callback(made.end)
         stack.enter_context(made.rendezvous())
