@@ -79,6 +79,7 @@ def attach(
     `autockpt restore --dry-run` the script ends here (SystemExit).
     """
     from autockpt.launch.rank_env import rank_and_world
+    from autockpt.launch.rendezvous import spawned_rank
     from autockpt.session.attaches import is_helper, of_this_process
     from autockpt.session.job import current_job
     from autockpt.session.sharding_rules import rank_rules
@@ -95,6 +96,7 @@ def attach(
         from autockpt.profiling.pass_through import PassThroughSession
 
         return PassThroughSession(data, None)
+    os.environ.update(spawned_rank(os.environ))
     rank, world_size = rank_and_world(os.environ)
     ruled = rank_rules(rules, axes, rank=rank, world_size=world_size)
     mode = os.environ.get("AUTOCKPT_MODE")

@@ -9,10 +9,12 @@ own.
 
 import contextlib
 import hashlib
+import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from autockpt import new_files
@@ -24,8 +26,9 @@ from autockpt.executors.network.discovery import (
     write_record,
 )
 from autockpt.executors.protocol.messages import Incarnation
+from autockpt.executors.storage.directory.claims import pid_start
 from autockpt.executors.storage.places.store import read_patiently
-from autockpt.launch.rank_env import RankPlace
+from autockpt.launch.rank_env import RankPlace, rank_and_world
 from autockpt.values.errors import ConfigError, StorageError
 from autockpt.values.placement import UNKNOWN_DOMAINS, FailureDomains
 from autockpt.values.policy_keys.paths import is_store_url
@@ -34,6 +37,8 @@ from autockpt.values.record import from_json, to_json
 NO_LABELS: Mapping[str, str] = {}
 SHARED_WITHIN_S = 15.0
 """A file of rank 0 is seen by all nodes so soon, if at all: network file systems remember names."""
+ATTACH_WITHIN_S = 120.0
+"""Ranks that a script has started come to `attach` one after the other."""
 _RECORD = "round.json"
 _calls = 0
 
@@ -217,6 +222,46 @@ def group_store() -> Any:
             "are: call torch.distributed.init_process_group() before attach()"
         )
     return dist.distributed_c10d._get_default_store()
+
+
+def spawned_rank(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a rank that no launcher has told who it is.
+
+    A script may start its ranks by itself, as with `torch.multiprocessing.spawn`.  Its process
+    group says who they are; ranks of one parent are a node.  Every rank calls it.  Empty where the
+    environment and the group agree, or where there is no group.
+    Raises ConfigError where another rank does not come, or where ranks are dealt out among nodes.
+    """
+    if not in_group_of_several():
+        return {}
+    import torch.distributed as dist
+
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if rank_and_world(environ) == (rank, world_size):
+        return {}
+    store, parent = group_store(), os.getppid()
+    names = [f"autockpt/parent/{number}" for number in range(world_size)]
+    store.set(names[rank], f"{network_of()} {parent} {pid_start(parent)}")
+    try:
+        store.wait(names, timedelta(seconds=ATTACH_WITHIN_S))
+    except Exception as error:
+        raise ConfigError(
+            f"rank {rank} of {world_size} is in autockpt.attach(), and another rank has not come "
+            f"within {ATTACH_WITHIN_S:.0f} s; call it on every rank"
+        ) from error
+    parents = [bytes(store.get(name)) for name in names]
+    size = parents.count(parents[rank])
+    first = parents.index(parents[rank])
+    whole = all(len(set(parents[at : at + size])) == 1 for at in range(0, world_size, size))
+    if world_size % size or not whole:
+        raise ConfigError(
+            f"rank {rank} of {world_size} was started by the script beside {size - 1} others: "
+            "each node must have as many ranks, and they must follow one another"
+        )
+    return {
+        "RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank - first),
+        "LOCAL_WORLD_SIZE": str(size), "GROUP_WORLD_SIZE": str(world_size // size),
+    }  # fmt: skip
 
 
 def in_group_of_several() -> bool:
