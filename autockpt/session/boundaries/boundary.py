@@ -181,6 +181,7 @@ class Boundaries:
         if step == self._rank.start_step + 1 and self._rank.attempt == self._rank.first_attempt:
             self._rank.emit(t.FirstIterationEnded(at_s=began, rank=self._job.rank, step=step))
             self._place.warn_of_schedulers()
+            self._place.warn_of_loaders()
             self._place.warn_of_carried_values()
         if step == self._rank.start_step + IMPORTED_STEPS and not self._has_written_imports:
             self._write_imports()

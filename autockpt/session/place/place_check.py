@@ -12,6 +12,7 @@ from autockpt.session.endings.closing import Closing
 from autockpt.session.place.carried_values import carried_numbers, carried_values
 from autockpt.session.place.position import (
     SCRIPT,
+    feeds_from_loader,
     framework_of,
     is_script,
     may_hold_place,
@@ -41,7 +42,8 @@ class PlaceCheck:
         """`loop`: the session, as the script's code names it; `deferred`: an adapter does it."""
         self._rank, self._position, self._closing, self._loop = rank, position, closing, loop
         by_script = is_script(data) or os.environ.get("AUTOCKPT_DATA") == SCRIPT
-        self.is_placed = by_script or deferred
+        self._is_by_script = by_script or deferred
+        self.is_placed = self._is_by_script
         """Loop and data will be where the checkpoint is, or the user was warned."""
         self.framework: str | None = None
         """Whose loop called attach; None: the script's."""
@@ -82,6 +84,20 @@ class PlaceCheck:
             self._rank.say(
                 f"a {name} sets the optimizer's rates and is not attached, so a restart begins it "
                 "anew; add it: autockpt.attach(..., scheduler=...)"
+            )
+
+    def warn_of_loaders(self) -> None:
+        """A script that begins its loop at the step count may still begin its data anew."""
+        position, others = self._position, self._rank.live.others.items()
+        has_place = position.data is not None or position.loaders or may_hold_place(others)
+        begins_there = self.has_asked or self._rank.total is not None  # else a resume is refused
+        if self._rank.job.rank or has_place or self._is_by_script or not begins_there:
+            return
+        if framework_of(sys._getframe(1)) is None and feeds_from_loader():
+            self._rank.say(
+                "a DataLoader that is not attached feeds the training: after a restart it begins "
+                "anew, in another order. Give it its place: loader = ckpt.loader(loader). If the "
+                'script does so by itself, say so by attach(data="script")'
             )
 
     def warn_of_carried_values(self) -> None:

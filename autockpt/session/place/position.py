@@ -6,8 +6,11 @@ place.  A loop that begins at 0 would train the state of step 135 with the data 
 script ends with exit code 91.  Loops of frameworks begin at 0 even if a callback reads the step.
 """
 
+import gc
 import types
 from collections.abc import Iterable
+
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from autockpt.integrations.adapters import ADAPTERS, is_there
 from autockpt.session.place.train_state import TrainState
@@ -70,6 +73,11 @@ def may_hold_place(others: Iterable[tuple[str, object]]) -> bool:
         and not name.startswith(_WITHOUT_PLACE)
         for name, value in others
     )
+
+
+def feeds_from_loader() -> bool:
+    """An epoch of a DataLoader of torch is under way in this process; looks at all objects."""
+    return any(issubclass(type(one), _BaseDataLoaderIter) for one in gc.get_objects())
 
 
 def refusal(step: int, framework: str | None, *, unused_loader: bool, trained: int = 0) -> str:

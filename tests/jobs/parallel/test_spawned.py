@@ -41,7 +41,7 @@ def work(rank, world, dies_at):
 if __name__ == "__main__":
     mp.spawn(work, args=(2, int(os.environ["DIES_AT"])), nprocs=2)
 """
-LINE = re.compile(r"rank (\d) step (\d+) weight (\S+)")
+LINE = re.compile(r"rank (\d) step (\d+) weight (-?[0-9.]+(?:e-?[0-9]+)?)")
 
 
 def run(folder: Path, dies_at: int) -> tuple[int, dict[tuple[int, int], str], str]:

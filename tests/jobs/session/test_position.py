@@ -192,6 +192,24 @@ def test_an_attached_loader_that_is_iterated_elsewhere_is_not_resumed(
     assert "no batch came from ckpt.batches(), so the attached loader" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("attached", [{}, {"data": "script"}, {"data": DataLoader(DATA, 7)}])
+def test_a_loader_that_feeds_the_loop_unattached_is_named(
+    begin: Make, capfd: pytest.CaptureFixture[str], attached: dict[str, Any]
+) -> None:
+    """It begins anew after a restart, though the loop begins where the state is."""
+    it, batches = begin(**attached), iter(DataLoader(DATA, 7))
+    if isinstance(attached.get("data"), DataLoader):
+        batches = (batch for _, batch in it.ckpt.batches(2))
+    for _ in range(it.ckpt.step_count, 2):
+        next(batches)
+        it.train(1)
+        if not isinstance(attached.get("data"), DataLoader):
+            it.ckpt.step()
+    it.ckpt.close()
+    is_named = "a DataLoader that is not attached feeds" in capfd.readouterr().err
+    assert is_named == (not attached)
+
+
 def test_step_by_itself_puts_nothing_where_the_state_is(begin: Make) -> None:
     """An iteration is counted; which one the script believes it to be nobody has asked."""
     ended(begin())
