@@ -21,6 +21,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+
 import autockpt
 from autockpt.integrations.adapters import OverSession, require_counters
 from autockpt.values.errors import ConfigError
@@ -50,14 +52,18 @@ class AcceleratedLoop(OverSession):
         """The loader whose epoch has ended, with the boundary of its last iteration."""
         self._batches = [0] * len(self._loaders)
         """Micro-batches trained in the epoch of each loader."""
+        custom = accelerator._custom_objects
+        optimizers = [one for one in custom if isinstance(one, torch.optim.Optimizer)]
         objects = {
             **_named("scheduler", [getattr(s, "scheduler", s) for s in accelerator._schedulers]),
-            **_named("custom", accelerator._custom_objects),
+            **_named(
+                "custom", [one for one in custom if not isinstance(one, torch.optim.Optimizer)]
+            ),
             **others,
         }
         self.session = autockpt.attach(
             model=_one("model", accelerator._models),
-            optimizer=_one("optimizer", accelerator._optimizers),
+            optimizer=_one("optimizer", [*accelerator._optimizers, *optimizers]),
             scaler=getattr(accelerator, "scaler", None),
             run_dir=run_dir, extra=self._extra, restore="tensors", **objects,
         )  # fmt: skip

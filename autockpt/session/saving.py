@@ -236,6 +236,11 @@ class Saver:
         if link.saves.asked is not asked:
             self._asking_s = time.monotonic() - began_s
 
+    def keep_wish(self, step: int) -> None:
+        """The script's wish for this boundary is not granted there: the next one is as good."""
+        if self.wanted_step is not None and self.wanted_step <= step:
+            self.wanted_step = step + 1
+
     def ask_if_due(self, step: int) -> None:
         """Asks for the slot of that boundary; on any thread."""
         expected = self._rank.open + 1 >= self._iterations.accumulation.window

@@ -91,7 +91,7 @@ class Session:
         self._place = PlaceCheck(rank, position, closing, self, data, deferred=deferred)
         stopper = self._stopper = Stopper(rank, saver, last, closing, plans.switch)
         replay = self._replay = ReplayCheck(rank)
-        self._passed = PassedLoops(rank)
+        self._passed = PassedLoops(rank, position)
         self._is_in_loop = False
         """The script runs the body of `batches` or `steps`."""
         self._boundaries = closing.loop = Boundaries(
@@ -172,9 +172,11 @@ class Session:
         rank, end = self._rank, total if until is None else min(total, until)
         if rank.step >= end:
             self._passed.passed()
+        if until is not None or rank.step >= total:
+            self._position.begin_loop((total if until is None else until) - rank.step)
         while rank.step < end and not self._stopper.has_stopped:
             step = rank.step
-            self._passed.begins(was_over=self._position.was_over)
+            self._passed.begins()
             if not self._position.has_begun:
                 self._begin_training()
             self._let_build()

@@ -153,17 +153,19 @@ class DataPosition:
         return state
 
     @property
-    def is_epoch_over(self) -> bool:
-        """Every batch of this epoch is handed out, as far as the loader has a length."""
+    def left(self) -> int | None:
+        """Batches that this epoch still has; None for a loader without a length."""
         if self._start and self._order is not None and self._sharing:
             share = from_data(Share, self._sharing["share"], where="data: share")
             left = share.each(self._order.length - self._start)
             size = share.batch_size
-            return self.index >= (left // size if _drops(self.loader) else -(-left // size))
-        try:
-            return self.index >= len(self.loader)
-        except (TypeError, NotImplementedError):
-            return False
+            whole = left // size if _drops(self.loader) else -(-left // size)
+        else:
+            try:
+                whole = len(self.loader)
+            except (TypeError, NotImplementedError):
+                return None
+        return max(0, whole - self.index)
 
     def drawn(self) -> dict[str, Any]:
         """States of the generators that loading a sample draws from."""

@@ -584,7 +584,8 @@ def _require_keyword(name: str, value: Any) -> None:
         )
     if isinstance(value, torch.utils.data.DataLoader) and not isinstance(value, Stateful):
         raise ConfigError(
-            f"attach({name}=...): a {kind} goes under data=; further ones go through ckpt.loader()"
+            f"attach({name}=...): a {kind} goes under data=, or each of several through "
+            "ckpt.loader(); one for evaluations needs neither"
         )
 
 

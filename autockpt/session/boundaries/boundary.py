@@ -87,6 +87,7 @@ class Boundaries:
             if not self._rank.is_closed:
                 self._rank.beat("trains" if module.training else "evaluates")
             if not module.training or self._rank.is_closed:
+                self._iterations.forget_fetches()
                 return
             if not (self._position.has_begun or self._iterations.is_before_named_loop()):
                 self._position.look_for_generators(begins=True, trains=True)
@@ -95,14 +96,18 @@ class Boundaries:
             if not self._place.is_placed:
                 self._place.require()
             if self._position.loaders and not torch.is_grad_enabled():
+                self._iterations.forget_fetches()
                 return  # an evaluation without model.eval(): the loader ends the iteration
             if self._iterations.is_round_over():
                 self._end_round(self._iterations.before_next)
-            self._iterations.has_forward = self._iterations.is_within = True
+            self._iterations.note_forward()
 
-        def fetches() -> None:
-            if self._iterations.is_between() and not self._rank.is_closed:
+        def fetches(loader: str) -> None:
+            if self._rank.is_closed or not self._position.is_own_thread:
+                return  # a thread that fetches ahead knows nothing of the training
+            if self._iterations.is_between(loader):
                 self._end_round(None, is_between=True)
+            self._iterations.fetched.add(loader)
 
         self._position.watch_fetch = fetches
         if self._rank.live.optimizers:
@@ -120,7 +125,7 @@ class Boundaries:
 
     def _require_seen(self) -> None:
         self._iterations.is_blind = True
-        if not self._rank.owns_boundary:
+        if not (self._rank.owns_boundary or self._position.loaders):
             self._rank.report_degraded(
                 "iterations",
                 "the model is within a graph that torch.compile may not break, so its calls, and "
@@ -213,6 +218,7 @@ class Boundaries:
                     self._replay.saved(generation)
             else:
                 self._rank.report_skip(step, "it became due when the next iteration had begun")
+                self._saver.keep_wish(step)
             self._rank.open = 0 if whole else self._rank.open + 1
             if not (whole and here and not stops and self._hold(step, before)):
                 self._saver.ask_ahead(step + 1)

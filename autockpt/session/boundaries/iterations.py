@@ -29,6 +29,10 @@ class Iterations:
         """A model was called in training since the last boundary, or by what ended with that."""
         self.is_within = False
         """A model was called in training since an optimizer's step."""
+        self.fetched: set[str] = set()
+        """Loaders of ours that were asked for a batch since the last boundary or evaluation."""
+        self._feeding: set[str] = set()
+        """Of them those by which the training's forwards are fed."""
         self.is_blind = False
         """Calls of a compiled model are not seen."""
         self.taken = 0
@@ -52,6 +56,7 @@ class Iterations:
     def begin(self) -> None:
         """A boundary: nothing of the next iteration has happened."""
         self.has_stepped, self.taken = False, 0
+        self.fetched.clear()
         self.has_forward, self.drawn_mark = False, None
         self.rounds.begin()
 
@@ -63,9 +68,23 @@ class Iterations:
         """Every optimizer has stepped, and no loop of ours says where the iteration ends."""
         return self.has_stepped and self.rounds.complete and not self._rank.owns_boundary
 
-    def is_between(self) -> bool:
-        """The round is over, and nothing of the next iteration has happened."""
-        return self.is_round_over() and not self.is_within
+    def is_between(self, loader: str) -> bool:
+        """The round is over, and this loader begins the next iteration, as it has begun others.
+
+        One for evaluations does not.
+        """
+        return self.is_round_over() and not self.is_within and loader in self._feeding
+
+    def note_forward(self) -> None:
+        """A model is called in training."""
+        if not self.is_within:
+            self._feeding = (self._feeding & self.fetched) or set(self.fetched)
+        self.has_forward = self.is_within = True
+
+    def forget_fetches(self) -> None:
+        """A model is evaluated: the batches were for that."""
+        if not self.is_within:
+            self.fetched.clear()
 
     def skip(self) -> None:
         """Skip the ended stretch, which is no iteration: the loop is still waited for."""

@@ -11,21 +11,24 @@ from typing import Any
 import torch
 
 from autockpt.executors.linux.signal_errors import is_from_handler
-from autockpt.executors.state.live_state import Dispensable, LiveState
+from autockpt.executors.state.live_state import Dispensable, LiveState, local_part
 from autockpt.session.base import RankState
 from autockpt.session.place.replay_check import state_digest
+from autockpt.session.place.training_position import TrainingPosition
 
-_ADVICE = "`for epoch in range(ckpt.epoch, epochs)` leaves that work out"
+_ADVICE = "; `for epoch in range(ckpt.epoch, epochs)` leaves that work out"
 
 
 class PassedLoops:
     """The state as it was restored, from the first loop on that has nothing left."""
 
-    def __init__(self, rank: RankState) -> None:
-        self._rank = rank
+    def __init__(self, rank: RankState, position: TrainingPosition) -> None:
+        self._rank, self._position = rank, position
         self._held: _Held | None = None
         self._again: set[str] = set()
         """Objects that were put back."""
+        self._script: dict[str, Any] = {}
+        """States of the script's generators."""
 
     def passed(self) -> None:
         """A loop had nothing left.  The work behind the former one is taken back."""
@@ -34,38 +37,41 @@ class PassedLoops:
             return
         if self._held is not None:
             self._put_back(self._held)
+            self._position.put_over_back(self._script)
             return
         try:
-            self._held = _Held(rank.live)
+            self._held, self._script = _Held(rank.live), self._position.script_states()
+            self._position.put_over_back(self._script)
         except Exception as error:
             if is_from_handler(error):
                 raise
             rank.say(f"work behind loops that are trained is not taken back: {error!r:.200}")
 
-    def begins(self, *, was_over: bool) -> None:
+    def begins(self) -> None:
         """A loop has an iteration left.
 
-        `was_over`: the checkpoint is of a loop's end, so that it lacks the work behind that loop.
+        A checkpoint of a loop's end lacks the work behind that loop, which is left as it is.
         """
         held, self._held = self._held, None
         if held is None:
             return
-        if not was_over:
+        if not self._position.was_over:
             self._put_back(held)
+        advice = _ADVICE if self._position.are_passes else ""
         changed = held.changed_tensors(self._rank.live)
         if changed:
             more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
             self._rank.report_degraded(
                 "loop",
                 f"{changed[0]}{more} was changed between attach and the loop, by work behind loops "
-                f"that are trained already. So the training differs from one without a restart; "
-                f"{_ADVICE}",
+                f"that are trained already. So the training differs from one without a restart"
+                f"{advice}",
             )
         elif self._again:
             these = ", ".join(sorted(self._again))
             self._rank.say(
                 f"the work behind loops that are trained already ran again; {these}: put back to "
-                f"step {self._rank.start_step}. {_ADVICE}"
+                f"step {self._rank.start_step}{advice}"
             )
 
     def _put_back(self, held: "_Held") -> None:
@@ -77,12 +83,12 @@ class PassedLoops:
             self._rank.report_degraded(
                 "loop",
                 "work behind loops that are trained already could not be taken back: "
-                f"{error!r:.200}; {_ADVICE}",
+                f"{error!r:.200}",
             )
 
 
 class _Held:
-    """Settings of optimizers and the state of other objects; of tensors only their versions."""
+    """Settings of optimizers and the state of other objects; of tensors only sums of bytes."""
 
     def __init__(self, live: LiveState) -> None:
         self._groups = {name: _settings(one) for name, one in live.optimizers.items()}
@@ -91,7 +97,7 @@ class _Held:
             for name, one in live.others.items()
             if not isinstance(one, Dispensable)
         }
-        self._versions = _versions(live)
+        self._sums = _sums(live)
 
     def put_back(self, live: LiveState) -> set[str]:
         """Names of the objects that had another state."""
@@ -115,8 +121,8 @@ class _Held:
 
     def changed_tensors(self, live: LiveState) -> list[str]:
         """Names of parameters, buffers and optimizer state that were written to since."""
-        now = _versions(live)
-        return [name for name, version in self._versions.items() if now.get(name) != version]
+        now = _sums(live)
+        return [name for name, total in self._sums.items() if now.get(name) != total]
 
 
 def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -125,7 +131,14 @@ def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     return [copy.deepcopy(group) for group in groups]
 
 
-def _versions(live: LiveState) -> dict[str, int]:
-    """torch counts what is written to a tensor in place.  Tensors of inference have no count."""
-    named = {**live.lazy_tensors(), **live.buffers()}
-    return {name: one._version for name, one in named.items() if not one.is_inference()}
+def _sums(live: LiveState) -> dict[str, int]:
+    """The sum of each tensor's bytes: it changes with nearly every write, `.data` included."""
+    named = {**live.inventory().locals, **{n: local_part(b) for n, b in live.buffers().items()}}
+    sums: dict[torch.device, dict[str, torch.Tensor]] = {}
+    for name, tensor in named.items():
+        flat = tensor.detach().reshape(-1).view(torch.uint8)
+        sums.setdefault(tensor.device, {})[name] = flat.sum(dtype=torch.int64)
+    found: dict[str, int] = {}
+    for each in sums.values():
+        found |= zip(each, torch.stack([*each.values()]).tolist(), strict=True)  # one wait
+    return found

@@ -108,12 +108,13 @@ class PlaceCheck:
         frame = sys._getframe(1)
         if self._rank.job.rank or self.framework or framework_of(frame):
             return
-        numbers = None if self._rank.start_step else carried_numbers(frame)
+        keeps_own = may_hold_place(self._rank.live.others.items())
+        numbers = None if self._rank.start_step or keeps_own else carried_numbers(frame)
         if numbers is not None:
             self._rank.say(numbers.notice)
         if not self._rank.owns_boundary:
             return
-        found = None if may_hold_place(self._rank.live.others.items()) else carried_values(frame)
+        found = None if keeps_own else carried_values(frame)
         if found is not None:
             self._rank.report_degraded("carried values", found.warning)
 

@@ -121,6 +121,11 @@ class ScriptGenerators:
                 raise
             self._unfit.add(name)
 
+    def put_back(self, states: Mapping[str, Any]) -> None:
+        """Put back states that `states` gave."""
+        for name in self._found.keys() & states.keys():
+            set_generator_state(self._found[name], states[name])
+
     def begin(self) -> None:
         """The training begins; the user reads where a generator is missing."""
         self.has_begun = True

@@ -69,14 +69,20 @@ class TrainingPosition:
         as it does at every start.  None: it is not known to belong there."""
         self.was_over = False
         """The checkpoint is of a loop's end: random numbers go on as the script then draws."""
+        self._over_rng: Any = None
+        """The random state of such a checkpoint."""
+        self._has_passed = False
+        """Its loop has been passed, or the training went on."""
+        self._are_passes: bool | None = None
+        """As `are_passes`; None: there was no such loop, or it is not known."""
         self.is_over = False
         """A loop has ended, or may: code behind it draws for the next iteration."""
         self._mesh = rank.live.mesh()
         self._buckets = GradientBuckets(
             rank.live.models, has_trained=lambda: rank.step != rank.start_step
         )
-        self.watch_fetch: Callable[[], None] = lambda: None
-        """As `fetches` of an `EpochLoader`, of each of `loaders`."""
+        self.watch_fetch: Callable[[str], None] = lambda loader: None
+        """As `fetches` of an `EpochLoader`, with the name of one of `loaders`."""
         self._known_nan: list[str] = []
         """As `LiveState.known_nan`, in order."""
         rank.live.dry_encode({} if self.data is None else {"data": self.data.require_state()})
@@ -92,6 +98,8 @@ class TrainingPosition:
         }  # fmt: skip
         if self.is_over or (rank.total is not None and rank.step >= rank.total):
             progress["over"] = True
+        if self._are_passes is False:
+            progress["passes"] = False
         layouts = self._buckets.layouts()
         if layouts:
             progress["buckets"] = layouts
@@ -120,13 +128,45 @@ class TrainingPosition:
                     "ckpt.epoch: no batch came from ckpt.batches(), so the epoch is known to the "
                     "script alone. Leave `data` out of attach, and take ckpt.loader(loader)"
                 )
-            return data.epoch + (data.is_epoch_over and not self.was_over)
+            if self._are_passes is False:
+                raise AutockptError(
+                    "ckpt.epoch: the script's loops (until=...) are no passes over the loader, so "
+                    "its epochs are not known. Begin at epoch 0: loops that are trained have "
+                    "nothing left, and the work behind them is taken back"
+                )
+            return data.epoch + (data.left == 0 and not (self.was_over and not self._has_passed))
         if len(self.loaders) == 1:
             return next(iter(self.loaders.values())).epoch
         raise AutockptError(
             "ckpt.epoch needs one loader: attach(data=...), or loader = ckpt.loader(...) and "
             f"loader.epoch; there are {len(self.loaders)}"
         )
+
+    @property
+    def are_passes(self) -> bool:
+        """Each loop of the script that ends early is one pass over the attached loader."""
+        return self.data is not None and self._are_passes is not False
+
+    def begin_loop(self, steps: int) -> None:
+        """A loop that ends early has so many steps; none: it is trained already."""
+        left = None if self.data is None else self.data.left
+        if steps > 0 and left is not None and self.data is not None:
+            self._are_passes = self._are_passes is not False and steps == (left or self._whole())
+        if steps >= 0:
+            self._has_passed = True
+
+    def _whole(self) -> int:
+        return len(self.data.loader) if self.data is not None else 0
+
+    def script_states(self) -> dict[str, Any]:
+        """States of the script's own generators, by name."""
+        return self._generators.states()
+
+    def put_over_back(self, script: Mapping[str, Any]) -> None:
+        """Random numbers as behind the loop that the checkpoint is of; `script`: its generators."""
+        if self._over_rng is not None:
+            set_rng_state(self._over_rng)
+            self._generators.put_back(script)
 
     def copy(self) -> tuple[Any, Any] | None:
         """(random state, position of the data) as of now; the loader's own may go on meanwhile."""
@@ -188,7 +228,12 @@ class TrainingPosition:
 
         Not in a thread that watches the training: it may have begun meanwhile.
         """
-        return self._resumed_rng is not None and threading.get_ident() == self._thread
+        return self._resumed_rng is not None and self.is_own_thread
+
+    @property
+    def is_own_thread(self) -> bool:
+        """This thread called `attach`, and trains."""
+        return threading.get_ident() == self._thread
 
     def put_random_back(self) -> None:
         """The loop may begin here: random numbers drawn since `attach` are of no iteration."""
@@ -228,7 +273,7 @@ class TrainingPosition:
 
         loader = EpochLoader(
             dataloader, ahead=ahead, begin=begin, first=self._begin_pass,
-            fetches=lambda: self.watch_fetch(),
+            fetches=lambda: self.watch_fetch(name),
         )  # fmt: skip
         saved = self._saved_places.pop(name, None)
         if saved is not None:
@@ -253,6 +298,7 @@ class TrainingPosition:
         else:
             set_rng_state(rng)
             self._resumed_rng, self.was_over = None if is_over else rng, is_over
+            self._over_rng = rng if is_over else None
 
     def take_progress(self, resumed: Resumed) -> None:
         """Puts back what came with the checkpoint."""
@@ -265,6 +311,7 @@ class TrainingPosition:
             self._say_of_reading(self.data)
             self.data.prepare()
         self._take_extra(resumed)
+        self._are_passes = False if resumed.progress.get("passes") is False else None
         if resumed.rng is not None:  # a checkpoint of another system has none
             self._take_rng(resumed.rng, is_over=bool(resumed.progress.get("over")))
         self._group_gradients(resumed.progress)

@@ -155,8 +155,7 @@ def test_weights_that_the_work_changes_again_are_said(
             for _, batch in ckpt.batches(TOTAL, until=(epoch + 1) * EPOCH):
                 if training.train(epoch, batch[0]):
                     return
-            with torch.no_grad():
-                training.model.weight.mul_(0.5)
+            training.model.weight.data.mul_(0.5)
 
     run_dir = trainings.prepare(new_run(), trainings.plan(memory=6, disk=6))
     trained(attach, run_dir, averaging, saved=6, stop=9)
@@ -181,6 +180,83 @@ def test_a_run_that_was_over_goes_on_behind_its_last_epoch(
     assert again.steps == whole.steps[2 * EPOCH :]
     assert again.scheduler.state_dict() == whole.scheduler.state_dict()
     assert again.state.state_dict() == whole.state.state_dict()
+
+
+@pytest.mark.parametrize("epochs", [2, 4])
+def test_a_while_loop_over_epochs_ends(
+    attach: Callable[..., Any], new_run: Callable[..., str], epochs: int
+) -> None:
+    """A script that is over is started again, with as many epochs or with more."""
+
+    def until(training: Training, last: int) -> None:
+        ckpt = training.attach(data=training.loader)
+        while ckpt.epoch < last:
+            assert len(training.over) < EPOCHS, "it goes on for ever"
+            epoch = ckpt.epoch
+            for _, batch in ckpt.batches(last * EPOCH, until=(epoch + 1) * EPOCH):
+                training.train(epoch, batch[0])
+            training.end_epoch(epoch)
+
+    run_dir = trainings.prepare(new_run(), trainings.plan(memory=4, disk=4))
+    assert trained(attach, run_dir, lambda training: until(training, 2)).over == [0, 1]
+    again = trained(attach, run_dir, lambda training: until(training, epochs))
+    assert again.over == list(range(1, epochs))
+    assert again.state.seen == list(range(epochs))
+
+
+def test_epochs_that_are_no_passes_are_known_to_the_script(
+    attach: Callable[..., Any], new_run: Callable[..., str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Epochs of two passes: the error says to begin at 0, and no advice says otherwise."""
+
+    def of_two_passes(training: Training) -> None:
+        ckpt = training.attach(data=training.loader)
+        for epoch in range(2):
+            for _, batch in ckpt.batches(TOTAL, until=(epoch + 1) * 2 * EPOCH):
+                if training.train(epoch, batch[0]):
+                    return
+            training.end_epoch(epoch)
+
+    whole = trained(attach, trainings.prepare(new_run("whole"), trainings.plan()), of_two_passes)
+    run_dir = trainings.prepare(new_run(), trainings.plan(memory=9, disk=9))
+    trained(attach, run_dir, of_two_passes, saved=9, stop=11)
+    early = Training(attach, run_dir, 0, TOTAL)
+    ckpt = early.attach(data=early.loader)
+    with pytest.raises(AutockptError, match=r"no passes over the loader.*Begin at epoch 0"):
+        _ = ckpt.epoch
+    ckpt.close(final_checkpoint=False)
+    again = trained(attach, run_dir, of_two_passes)
+    assert again.steps == whole.steps[9:]
+    said = capfd.readouterr().err
+    assert "put back to step 9" in said
+    assert "range(ckpt.epoch" not in said
+
+
+@pytest.mark.parametrize("saved", [6, 7])
+def test_a_loader_for_evaluations_ends_no_iteration(
+    attach: Callable[..., Any], new_run: Callable[..., str], saved: int
+) -> None:
+    """It is iterated behind the optimizer's step, and before the scheduler's."""
+
+    def evaluating(training: Training) -> None:
+        ckpt = training.attach()
+        loader = ckpt.loader(training.loader)
+        held_out = ckpt.loader(DataLoader(TensorDataset(torch.arange(3.0)), shuffle=True), name="v")
+        for epoch in range(loader.epoch, EPOCHS):
+            for batch in loader:
+                stops = training.train(epoch, batch[0])
+                if (training.start + len(training.steps)) % 2:
+                    list(held_out)
+                training.scheduler.step()
+                if stops:
+                    return
+
+    whole = trained(attach, trainings.prepare(new_run("whole"), trainings.plan()), evaluating)
+    run_dir = trainings.prepare(new_run(), trainings.plan(memory=saved, disk=saved))
+    trained(attach, run_dir, evaluating, saved=saved, stop=9)
+    again = trained(attach, run_dir, evaluating)
+    assert again.start == saved
+    assert again.steps == whole.steps[saved:]
 
 
 def test_an_epoch_needs_one_loader(attach: Callable[..., Any], new_run: Callable[..., str]) -> None:
