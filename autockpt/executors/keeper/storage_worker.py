@@ -269,10 +269,13 @@ class DiskWorker:
         self._tell(event)
 
     def _trash(self, order: p.TrashGeneration) -> None:
-        try:
+        with contextlib.suppress(AutockptError, OSError):
             self._directory.trash(order.generation)
-        except (AutockptError, OSError):
-            return
+        self._say_removal_warning()
+
+    def _say_removal_warning(self) -> None:
+        if warning := self._directory.take_warning():
+            self._tell(StorageError(warning))
 
     def _delete(self, order: p.DeleteGenerations) -> None:
         catalogue = self._directory.catalogue(self._run_id)
@@ -294,6 +297,7 @@ class DiskWorker:
                     self._deleted(generation, steps[generation], freed)
         except (AutockptError, OSError) as error:
             self._tell(error)
+        self._say_removal_warning()
 
     def _drop_optimizer_state(self, order: p.DropOptimizerState) -> None:
         """Write the new shards beside everything else; the COMMIT in turn with other commits."""

@@ -63,7 +63,7 @@ class CheckpointDirectory:
 
         self.trash, self.trash_unfinished = removal.trash, removal.trash_unfinished
         self.delete, self.empty_trash = removal.delete, removal.empty_trash
-        self.spares = removal.spares
+        self.take_warning, self.spares = removal.take_warning, removal.spares
 
     @property
     def heartbeat_s(self) -> float:

@@ -27,6 +27,8 @@ from autockpt.values.generation import Generation
 
 GOING = "COMMIT.going.tmp"
 """COMMIT of a checkpoint that is being deleted."""
+UPLOAD_TRIES = 8
+"""Removals in a row that cannot end uploads; then a start leaves them to a rule of the bucket."""
 
 
 class Removal:
@@ -37,7 +39,12 @@ class Removal:
         self._place = place
         self._commits = commits
         self._dropped: set[Generation] = set()
-        """Generations without a COMMIT of which a store may still have shards or parts."""
+        """Generations without a COMMIT of which a store may still have shards."""
+        self._cut_off: dict[Generation, int] = {}
+        """Generations of which a store may have parts of uploads, and attempts to end them."""
+        self._refusals = 0
+        """Attempts in a row to end uploads that have failed."""
+        self._warning = ""
         self.spares = ReusableFiles(path)
 
     def trash(self, generation: Generation) -> None:
@@ -74,10 +81,39 @@ class Removal:
                     self._dropped.discard(dropped)
                     continue
                 self._place.discard(path, filter(is_ours, left), "")
-                if not end_uploads_of(self.path, dropped):
-                    return
                 if dropped != generation and not any(map(is_ours, self._place.names(path))):
                     self._dropped.discard(dropped)  # looked at twice: a rank may have put one late
+        self._end_uploads(generation)
+
+    def _end_uploads(self, generation: Generation) -> None:
+        """Ends uploads of removed generations, those first that were tried least.
+
+        It stops at the first that cannot be ended: each request may take seconds.
+        """
+        if self._refusals >= UPLOAD_TRIES:
+            return
+        self._cut_off.setdefault(generation, 0)
+        for dropped in sorted(self._cut_off, key=lambda one: (self._cut_off[one], one)):
+            if not end_uploads_of(self.path, dropped):
+                self._cut_off[dropped] += 1
+                self._refusals += 1
+                break
+            self._refusals = 0
+            if dropped != generation:
+                del self._cut_off[dropped]  # looked at twice: a rank may have begun one late
+        if self._refusals >= UPLOAD_TRIES:
+            self._warning = (
+                f"{self.path}: uploads of {len(self._cut_off)} removed checkpoints cannot be ended "
+                f"({UPLOAD_TRIES} attempts failed), and the store may bill their parts. Allow the "
+                "keys s3:ListBucketMultipartUploads and s3:AbortMultipartUpload, or let a rule of "
+                "the bucket delete incomplete uploads. The next start tries again"
+            )
+            self._cut_off.clear()
+
+    def take_warning(self) -> str:
+        """What a person has to do about removals, said once; "": nothing."""
+        warning, self._warning = self._warning, ""
+        return warning
 
     def trash_unfinished(self, term: int) -> None:
         """Trashes what incarnations before `term` left without a COMMIT: now that it is claimed,

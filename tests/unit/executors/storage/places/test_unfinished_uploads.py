@@ -3,13 +3,15 @@
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 import pytest
 
 from autockpt.executors.storage import maintenance
+from autockpt.executors.storage.directory import removal
 from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.executors.storage.places import unfinished_uploads
 from autockpt.executors.storage.places.account import s3_keys
@@ -18,6 +20,7 @@ from autockpt.executors.storage.places.object_store import PART_BYTES, Objects
 from autockpt.executors.storage.places.unfinished_uploads import (
     UnfinishedUpload,
     end_uploads_before,
+    end_uploads_of,
 )
 from autockpt.values.errors import StorageError
 from autockpt.values.generation import Generation
@@ -35,6 +38,8 @@ class Uploads(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Request)
         self.keys: list[str] = []
         self.came: list[tuple[str, str, dict[str, str]]] = []
+        self.refuses: Callable[[str], bool] = lambda prefix: False
+        """Whether uploads under a prefix may not be listed."""
 
 
 class _Request(BaseHTTPRequestHandler):
@@ -42,6 +47,9 @@ class _Request(BaseHTTPRequestHandler):
         server, query = self.server, parse_qs(urlsplit(self.path).query, keep_blank_values=True)
         assert isinstance(server, Uploads)
         server.came.append((self.command, self.path, dict(self.headers)))
+        if "uploads" in query and server.refuses(query["prefix"][0]):
+            self.send_error(403)
+            return
         if self.command == "DELETE":
             server.keys.remove(urlsplit(self.path).path.removeprefix("/bucket/"))
         uploads = "".join(
@@ -152,6 +160,64 @@ def test_requests_are_signed_as_the_library_signs_them(
     ours = unfinished_uploads._signed(method, sent["host"], where, query, s3_keys(), "us-east-1")
     assert ours["Authorization"] == sent["authorization"].replace(",Signature", ", Signature")
     assert ours.get("x-amz-security-token", "") == token
+
+
+class Removals:
+    """A directory whose objects stand on disk, and whose uploads are those of `server`."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.directory = CheckpointDirectory(f"file://{path}/run")
+        self.term = self.directory.claim(self.directory.open(), "launch", 0, force=False)
+        monkeypatch.setattr(
+            removal, "end_uploads_of",
+            lambda url, generation: end_uploads_of("s3://bucket/run", generation),
+        )  # fmt: skip
+
+    def put_shard(self, step: int) -> str:
+        """The folder of a generation."""
+        folder = self.directory.generation_path(Generation(term=self.term, step=step))
+        place_of(folder).write_new(f"{folder}/shard-00000-a1.safetensors", b"bytes")
+        return folder
+
+    def trash(self, step: int) -> str:
+        """A save that was given up; its folder."""
+        folder = self.put_shard(step)
+        self.directory.trash(Generation(term=self.term, step=step))
+        return folder
+
+
+def test_shards_go_also_where_uploads_may_not_be_listed(
+    server: Uploads, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A rank puts one late; the permission is named once, and then nothing more is asked."""
+    server.refuses = lambda prefix: True
+    run, said = Removals(tmp_path, monkeypatch), []
+    for step in (1, 2):
+        run.trash(step)
+    late = run.put_shard(2)
+    for step in range(3, 4 + removal.UPLOAD_TRIES):
+        run.trash(step)
+        said.append(run.directory.take_warning())
+    assert place_of(late).names(late) == []
+    (warning,) = filter(None, said)
+    assert "Allow the keys s3:ListBucketMultipartUploads and s3:AbortMultipartUpload" in warning
+    assert len(server.came) == removal.UPLOAD_TRIES
+
+
+def test_one_whose_uploads_cannot_be_ended_keeps_no_other_waiting(
+    server: Uploads, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The oldest is refused for a while; uploads of the others end, and at last its own."""
+    run = Removals(tmp_path, monkeypatch)
+    names = [Generation(term=run.term, step=step).name for step in range(4)]
+    server.keys = [f"run/{name}/shard-00000-a1.safetensors" for name in names]
+    server.refuses = lambda prefix: prefix.startswith(f"run/{names[0]}")
+    for step in range(4):
+        run.trash(step)
+    assert server.keys == [f"run/{names[0]}/shard-00000-a1.safetensors"]
+    server.refuses = lambda prefix: False
+    run.trash(5)
+    assert server.keys == []
 
 
 @pytest.mark.slow
