@@ -199,14 +199,17 @@ def _cpu(environ: Mapping[str, str]) -> Finding:
         what = f"{visible} processors; no cgroup limits their time"
         return Finding(id="limits.cpu", status="ok", what=what)
     what = f"the cgroup allows the time of {quota:g} processors, of {visible} that are visible"
-    threads = environ.get("OMP_NUM_THREADS", "")
-    if threads.isdecimal() and int(threads) <= max(1, quota):
+    named = environ.get("OMP_NUM_THREADS", "")
+    threads = int(named) if named.isdecimal() else 0
+    if 1 <= threads <= max(1, quota):
         return Finding(id="limits.cpu", status="ok", what=what)
+    more = f"OMP_NUM_THREADS={threads} is more than that"
+    every = "torch starts a thread for each visible one"
     return Finding(
         id="limits.cpu",
         status="warning",
-        what=f"{what}; torch starts a thread for each visible one, and all of them stand still for "
-        "the rest of a period once the time is used",
+        what=f"{what}; {more if threads else every}, and all threads stand still for the rest of a "
+        "period once the time is used",
         fix=f"export OMP_NUM_THREADS={usable_cores()}, or fewer with several ranks; or raise the "
         "limit (docker --cpus, resources.limits.cpu of a pod)",
     )

@@ -34,8 +34,8 @@ def _quota(directory: Path) -> float | None:
             period = (directory / "cpu.cfs_period_us").read_text().strip()
         except OSError:
             return None
-    if not (quota.isdecimal() and period.isdecimal() and int(period)):
-        return None  # "max", or -1
+    if not (quota.isdecimal() and period.isdecimal() and int(quota) and int(period)):
+        return None  # "max", -1, or a 0 that limits nothing
     return int(quota) / int(period)
 
 

@@ -38,10 +38,11 @@ def tree(folder: Path, own: str, files: dict[str, str]) -> tuple[Path, Path]:
         ("3:cpuset:/a\n", {"cpu/cpu.cfs_quota_us": "1", "cpu/cpu.cfs_period_us": "1"}, None),
         ("0::/\n", {"cpu.max": "much\n"}, None),
         ("0::/\n", {"cpu.max": "1 0\n"}, None),
+        ("0::/\n", {"cpu.max": "0 100000\n"}, None),
         ("", {}, None),
     ],
     ids=["v2", "v2 parent", "v2 inner", "v2 none", "v1", "v1 namespace", "v1 none",
-         "other", "nonsense", "no period", "no groups"],
+         "other", "nonsense", "no period", "no quota", "no groups"],
 )  # fmt: skip
 def test_the_tightest_quota_counts(
     tmp_path: Path, own: str, files: dict[str, str], quota: float | None
@@ -94,3 +95,23 @@ def test_without_a_quota_nothing_is_advised(monkeypatch: pytest.MonkeyPatch) -> 
     for quota in (None, 1024.0):
         monkeypatch.setattr(machine, "quota_cores", lambda quota=quota: quota)
         assert machine._cpu({}).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("threads", "status", "said"),
+    [
+        ("8", "warning", "OMP_NUM_THREADS=8 is more than that, and all threads stand still"),
+        ("0", "warning", "torch starts a thread for each visible one"),
+        ("many", "warning", "torch starts a thread for each visible one"),
+        ("", "warning", "torch starts a thread for each visible one"),
+        ("1", "ok", "the time of 1.5 processors, of 4 that are visible"),
+    ],
+)
+def test_doctor_says_which_threads_are_too_many(
+    monkeypatch: pytest.MonkeyPatch, threads: str, status: str, said: str
+) -> None:
+    """Those that the environment sets, or torch's own number."""
+    monkeypatch.setattr(machine, "quota_cores", lambda: 1.5)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)))
+    found = machine._cpu({"OMP_NUM_THREADS": threads})
+    assert (found.status, said in found.what) == (status, True), found.what
