@@ -66,12 +66,10 @@ def pin(console: Console, path: str, name: str, generation: str | None, remove: 
     """
     import os
 
-    from autockpt.executors.protocol.messages import holds_weights_only
     from autockpt.executors.storage.directory.directory import CheckpointDirectory
     from autockpt.executors.storage.directory.marks import require_pin_name
-    from autockpt.executors.storage.directory.records import read_commit
     from autockpt.integrations.places import find_place, generation_folder
-    from autockpt.values.errors import OptionError
+    from autockpt.values.errors import AutockptError, OptionError
     from autockpt.values.generation import Generation
 
     if remove and generation is not None:
@@ -85,8 +83,28 @@ def pin(console: Console, path: str, name: str, generation: str | None, remove: 
         kept = Generation.from_name(os.path.basename(generation_folder(path, generation)))
         directory.pin(kept, name)
         what = f"is pinned as {name} and stays"
-        commit = read_commit(os.path.join(directory.generation_path(kept), "COMMIT"))
-        if holds_weights_only(commit.records):
-            what += "; it holds weights only, for keep.weights_only has dropped its optimizer state"
+        try:
+            what += _missing_state(directory.generation_path(kept))
+        except (AutockptError, OSError) as error:  # the pin stands all the same
+            console.warn(f"{kept.name}: its COMMIT cannot be read: {error}")
     console.object("pin", {"name": name, "generation": kept.name, "pinned": not remove})
     console.say(f"{kept.name} {what}")
+
+
+def _missing_state(folder: str) -> str:
+    """Whether a pinned checkpoint lacks its optimizer state.  Raises AutockptError, OSError."""
+    import os
+
+    from autockpt.executors.protocol.messages import holds_weights_only
+    from autockpt.executors.storage.directory.records import (
+        COMES_BACK,
+        comes_back,
+        read_commit,
+    )
+
+    commit = read_commit(os.path.join(folder, "COMMIT"))
+    if not holds_weights_only(commit.records):
+        return ""
+    if comes_back(folder, commit):
+        return f"; it holds weights only now, and {COMES_BACK}"
+    return "; it holds weights only, for keep.weights_only has dropped its optimizer state"

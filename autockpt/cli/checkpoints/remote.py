@@ -424,12 +424,15 @@ def ls(console: Console, url: str) -> None:
 def _notes(url: str, commit: "CommitFile", *, offered: bool) -> Iterator[str]:
     from autockpt.executors.protocol.messages import holds_weights_only
     from autockpt.executors.storage.directory.marks import pin_of
-    from autockpt.executors.storage.directory.records import lossy_mark
+    from autockpt.executors.storage.directory.records import COMES_BACK, comes_back, lossy_mark
 
     if pinned := pin_of(f"{url}/{commit.generation.name}"):
         yield f"pinned as {pinned}"
     if holds_weights_only(commit.records):
         yield "weights only"
+        with contextlib.suppress(OSError):
+            if comes_back(f"{url}/{commit.generation.name}", commit):
+                yield COMES_BACK
     elif not offered:
         yield "left behind by an older one"
     if lossy := lossy_mark(commit.records):

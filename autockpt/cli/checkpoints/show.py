@@ -1,5 +1,6 @@
 """`autockpt show PATH [GENERATION]`: contents of one checkpoint."""
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,6 @@ autockpt show s3://bucket/run-7
 @common
 def show(console: Console, path: str, generation: str | None, tensors: bool) -> None:
     """Show what a checkpoint holds: step, lineage, shards and, with --tensors, every tensor."""
-    from autockpt.executors.protocol.messages import holds_weights_only
     from autockpt.executors.storage.directory.records import lossy_mark
     from autockpt.integrations.places import (
         choose,
@@ -58,7 +58,7 @@ def show(console: Console, path: str, generation: str | None, tensors: bool) -> 
         "ranks": commit.world_size,
         "health": commit.health,
         "lossy": lossy_mark(commit.records) or "no",
-        "holds": "weights only" if holds_weights_only(commit.records) else "the whole state",
+        "holds": _held(folder, commit),
         "run": commit.run_id,
         "directory": folder,
     }
@@ -94,6 +94,19 @@ def show(console: Console, path: str, generation: str | None, tensors: bool) -> 
                 ),
             )
     console.next(["autockpt", "verify", path, name])
+
+
+def _held(folder: str, commit: "CommitFile") -> str:
+    """Which state the shards of a commit hold."""
+    from autockpt.executors.protocol.messages import holds_weights_only
+    from autockpt.executors.storage.directory.records import COMES_BACK, comes_back
+
+    if not holds_weights_only(commit.records):
+        return "the whole state"
+    with contextlib.suppress(OSError):
+        if comes_back(folder, commit):
+            return f"weights only; {COMES_BACK}"
+    return "weights only"
 
 
 def _tiers(path: str, console: Console) -> "tuple[Protection | None, tuple[DegradedTier, ...]]":

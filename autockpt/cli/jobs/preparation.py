@@ -228,11 +228,18 @@ def _require_whole(directory: str, name: str) -> None:
     """Raises ConfigError for a checkpoint that holds weights only."""
     from autockpt.executors.protocol.selection import weights_only_refusal
     from autockpt.executors.storage.catalogue import list_generations
+    from autockpt.executors.storage.directory.records import COMES_BACK
 
     is_there = is_store_url(directory) or os.path.isdir(directory)
     records = list_generations(directory) if is_there else []
-    if any(record.weights_only and record.name == name for record in records):
-        raise ConfigError(weights_only_refusal(f"--resume-from {name}"))
+    for record in records:
+        if record.weights_only and record.name == name and COMES_BACK in record.detail:
+            raise ConfigError(
+                f"--resume-from {name}: holds weights only now; {COMES_BACK}. Start without "
+                "--resume-from first, and then with it"
+            )
+        if record.weights_only and record.name == name:
+            raise ConfigError(weights_only_refusal(f"--resume-from {name}"))
 
 
 def check_directory(request: Request, goal: Goal) -> None:

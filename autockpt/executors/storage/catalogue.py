@@ -6,7 +6,7 @@ Reads only.  Works on the directory of a live run.
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autockpt.executors.image.codecs import codec as codec_of
@@ -17,7 +17,9 @@ from autockpt.executors.protocol.messages import holds_weights_only
 from autockpt.executors.protocol.retention import metrics_of
 from autockpt.executors.storage.directory.marks import pin_of
 from autockpt.executors.storage.directory.records import (
+    COMES_BACK,
     CommitFile,
+    comes_back,
     lossy_mark,
     read_commit,
     read_small,
@@ -159,11 +161,19 @@ def _record(directory: str, name: str) -> GenerationRecord:
         created_s=commit.created_s,
         health="suspect" if "SUSPECT" in marks else commit.health,
         state=state,
-        detail=f"LOSSY: {lost}" if (lost := lossy_mark(commit.records)) else "",
+        detail="; ".join(_remarks(folder, commit)),
         pinned=_pin_of(folder),
         metrics=metrics_of(commit.records),
         weights_only=holds_weights_only(commit.records),
     )
+
+
+def _remarks(folder: str, commit: CommitFile) -> Iterator[str]:
+    if lost := lossy_mark(commit.records):
+        yield f"LOSSY: {lost}"
+    with contextlib.suppress(OSError):
+        if comes_back(folder, commit):
+            yield COMES_BACK
 
 
 def _marks(folder: str) -> frozenset[str]:

@@ -19,6 +19,8 @@ from autockpt.values.generation import Generation
 from autockpt.values.record import from_json, to_json
 
 FORMAT = 2
+COMES_BACK = "its optimizer state comes back with the next start, unless a run is just dropping it"
+"""Of a checkpoint whose shards were being replaced when a run ended, or are now."""
 _OURS = re.compile(
     r"(shard|idx)-\d{5}-[aw]\d+\.(safetensors|json)|VERIFIED|CORRUPT|SUSPECT|PINNED|COMMIT(\.\w+\.tmp)?"
 )
@@ -161,6 +163,26 @@ def files_of(records: Iterable[Mapping[str, Any]]) -> frozenset[str]:
     """Names of the files that a commit lists, also of shards that may come back."""
     listed = [each for record in records for each in (record, record.get(REPLACES)) if each]
     return frozenset(str(record.get(key)) for record in listed for key in ("file", "index"))
+
+
+def is_undecided(commit: CommitFile) -> bool:
+    """Whether a commit names whole shards beside those that may replace them."""
+    return any(REPLACES in record for record in commit.records)
+
+
+def whole_records(commit: CommitFile) -> tuple[dict[str, Any], ...]:
+    """Of the whole shards that an undecided commit names; else its records."""
+    return tuple(record.get(REPLACES, record) for record in commit.records)
+
+
+def comes_back(folder: str, commit: CommitFile) -> bool:
+    """Whether dropped optimizer state is there, and counts again from the next start on.
+
+    Raises OSError.
+    """
+    return is_undecided(commit) and files_of(whole_records(commit)) <= set(
+        place_of(folder).names(folder)
+    )
 
 
 def is_ours(name: str) -> bool:

@@ -24,8 +24,10 @@ from autockpt.executors.storage.directory.marks import pin_of
 from autockpt.executors.storage.directory.records import (
     CommitFile,
     files_of,
+    is_undecided,
     names_in,
     read_commit,
+    whole_records,
 )
 from autockpt.executors.storage.places.choose import place_of
 from autockpt.executors.storage.places.place import always
@@ -91,11 +93,6 @@ def replace_commit(
     _remove(folder, files_of(undecided.records) - files_of(records))
 
 
-def is_undecided(commit: CommitFile) -> bool:
-    """Whether it is the first of the two: a start makes it whole again, while its files stand."""
-    return any(REPLACES in record for record in commit.records)
-
-
 def rewritten_records(commit: CommitFile) -> tuple[Record, ...]:
     """Of the shards that a COMMIT names first, without those that they replace."""
     return tuple({k: v for k, v in r.items() if k != REPLACES} for r in commit.records)
@@ -113,7 +110,7 @@ def _swap(
 
 def _whole(folder: str, commit: CommitFile) -> CommitFile:
     """The commit of the whole shards, with a text in a store that it never had."""
-    records = [record.get(REPLACES, record) for record in commit.records]
+    records = list(whole_records(commit))
     if place_of(folder).is_store:
         records[0] = {**records[0], KEPT_WHOLE: secrets.token_hex(8)}
     return replace(commit, records=tuple(records)).sealed()

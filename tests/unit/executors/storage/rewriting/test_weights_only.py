@@ -16,12 +16,19 @@ import pytest
 import torch
 from obstore.store import MemoryStore
 
+from autockpt.cli import app
+from autockpt.cli.jobs import preparation
 from autockpt.executors.protocol.messages import holds_weights_only
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.storage import catalogue
 from autockpt.executors.storage.catalogue import list_generations, verify_generation
 from autockpt.executors.storage.directory.directory import CheckpointDirectory
-from autockpt.executors.storage.directory.records import CommitFile, read_commit
+from autockpt.executors.storage.directory.records import (
+    COMES_BACK,
+    CommitFile,
+    is_undecided,
+    read_commit,
+)
 from autockpt.executors.storage.maintenance import leftovers, remove
 from autockpt.executors.storage.places import file_system
 from autockpt.executors.storage.places.file_system import FileSystem
@@ -31,7 +38,6 @@ from autockpt.executors.storage.rewriting import commits
 from autockpt.executors.storage.rewriting.commits import (
     KEPT_WHOLE,
     forget_rewritten,
-    is_undecided,
     remove_replaced,
     replace_commit,
 )
@@ -412,6 +418,41 @@ def test_a_replacement_brings_no_deleted_commit_back(
     with contextlib.suppress(StorageError):
         replace_commit(bench.directory, commit, records, term=1)
     assert not bench.folder.exists() or verify_generation(bench.directory.path, G.name).ok
+
+
+@places
+@pytest.mark.parametrize("state", ["undecided", "whole shards lost", "unreadable"])
+def test_commands_say_whether_optimizer_state_comes_back(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    place: str,
+    state: str,
+) -> None:
+    """The pin stands in any case, also where the commit cannot be read behind it."""
+    bench = Bench(tmp_path, place=place)
+    whole, path = left_between(bench, monkeypatch), bench.directory.path
+    if state == "whole shards lost":
+        (bench.folder / str(whole.records[0]["file"])).unlink()
+    if state == "unreadable":
+        (bench.folder / "COMMIT").write_text("{")
+    assert app.run(["pin", path, "paper", "--generation", G.name]) == 0
+    told = "".join(capsys.readouterr())
+    assert bench.directory.pins() == {"paper": G}
+    if state == "unreadable":
+        assert "is pinned as paper and stays" in told
+        assert f"{G.name}: its COMMIT cannot be read" in told
+        return
+    assert app.run(["ls", path]) == app.run(["show", path, G.name]) == 0
+    told_after = capsys.readouterr().out
+    with pytest.raises(ConfigError, match="holds weights only") as refused:
+        preparation._require_whole(path, G.name)
+    comes_back = state == "undecided"
+    assert (COMES_BACK in told, COMES_BACK in str(refused.value)) == (comes_back,) * 2
+    assert told_after.count(COMES_BACK) == 2 * comes_back
+    assert ("has dropped its optimizer state" in told) != comes_back
+    remove_replaced(bench.directory, term=2)
+    assert holds_weights_only(bench.commit.records) != comes_back
 
 
 class Full:
