@@ -14,7 +14,7 @@ from autockpt.cli.shared import plan_choice
 from autockpt.cli.shared.decision_text import verdict
 from autockpt.cli.shared.plan_choice import FoundProfile, Scale
 from autockpt.console import Console
-from autockpt.executors.keeper.standing.status_file import METRICS_PORT
+from autockpt.executors.keeper.standing.status_file import METRICS_PORT, is_port
 from autockpt.job_directory import is_moved, own_goal
 from autockpt.launch import environment
 from autockpt.launch.rank_env import place_of_rank
@@ -64,19 +64,19 @@ class Request:
 
 
 def check_environment(environ: Mapping[str, str]) -> list[str]:
-    """Warnings of variables that are unknown and close to a known one.
+    """Warnings of a port that is none, and of unknown variables close to a known one.
 
-    Raises ConfigError for a port that is none.
+    Kubernetes sets such a port for a Service of that name, so it ends no start.
     """
     from autockpt.policies.policy_file import variables
 
     port = environ.get(METRICS_PORT, "")
-    if port and not (port.isdecimal() and 0 < int(port) < 2**16):
-        raise ConfigError(f"{METRICS_PORT}={port}: expected a port, a number from 1 to 65535")
-    known = {**environment.FOR_USERS, **environment.SET_BY_THE_LAUNCHER, **variables()}
     found = []
-    for name in environ:
-        if name.startswith("AUTOCKPT_") and name not in known:
+    if port and not is_port(port):
+        found.append(f"{METRICS_PORT}={port}: is no port; no metrics are served")
+    known = {**environment.FOR_USERS, **environment.SET_BY_THE_LAUNCHER, **variables()}
+    for name, value in environ.items():
+        if name.startswith("AUTOCKPT_") and name not in known and "://" not in value:
             close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
             found += [f"{name} is no variable of autockpt; did you mean {c}?" for c in close]
     return found

@@ -6,6 +6,7 @@ Our options stop at the first positional; what follows belongs to the script, by
 import functools
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -143,18 +144,40 @@ def find_script(script: str, module: bool, args: tuple[str, ...]) -> Script:
 
 
 def _require_python(path: Path) -> None:
-    """Raise ConfigError for a notebook and for the script of another interpreter."""
+    """Raise ConfigError for a notebook and for the script of a shell."""
     if path.suffix == ".ipynb":
         raise ConfigError(
             f"{path}: is a notebook; save it as a script: jupyter nbconvert --to script {path}"
         )
     with open(path, "rb") as file:
         first = file.readline(200).decode(errors="replace").strip()
-    if first.startswith("#!") and "py" not in first:
-        raise ConfigError(
-            f"{path}: begins with {first!r}, and is no Python script; put `autockpt run` into it, "
-            "in front of the Python script that it starts"
-        )
+        if _interpreter(first) not in SHELLS or _compiles(first.encode() + b"\n" + file.read()):
+            return
+    raise ConfigError(
+        f"{path}: begins with {first!r}, and is no Python script; put `autockpt run` into it, "
+        "in front of the Python script that it starts"
+    )
+
+
+SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
+
+
+def _interpreter(first: str) -> str:
+    """The name of the program in a `#!` line; "": it is none."""
+    words = first.removeprefix("#!").split() if first.startswith("#!") else []
+    names = [os.path.basename(w) for w in words if not w.startswith("-") and "=" not in w]
+    return next((name for name in names if name != "env"), "")
+
+
+def _compiles(source: bytes) -> bool:
+    """A file that begins with a shell's name may be Python too."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            compile(source, "script", "exec", dont_inherit=True)
+        except (SyntaxError, ValueError):
+            return False
+    return True
 
 
 def out_file(text: str) -> Path:

@@ -84,6 +84,11 @@ def exposition(status: RunStatus, run: str, *, written_s: float | None = None) -
     return "\n".join(lines) + "\n"
 
 
+def is_port(text: str) -> bool:
+    """Whether it can be served; 0 is any free port."""
+    return text.isdecimal() and int(text) < 2**16
+
+
 class StatusEndpoint:
     """Serves the newest status as Prometheus text on the loopback, on a thread of its own.
 

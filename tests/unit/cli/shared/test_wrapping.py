@@ -107,6 +107,30 @@ def test_a_directory_is_no_script(tmp_path: Path) -> None:
         options.find_script(str(tmp_path), False, ())
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#!/usr/bin/env -S uv run --script\n# /// script\n# ///\nprint(1)\n",
+        "#!/opt/conda/bin/launch\nprint(1)\n",
+        '#!/bin/sh\n"exec" "python3" "$0" "$@"\nprint(1)\n',
+        "#!/bin/sh\n# -*- coding: latin-1 -*-\nname = '\xe9'\n",
+        "#!/usr/bin/env -S A=/b/sh python3\n",
+    ],
+)
+def test_a_python_script_may_name_any_program(tmp_path: Path, text: str) -> None:
+    """Its first line says how it is started without us."""
+    (tmp_path / "train.py").write_bytes(text.encode("latin-1"))
+    assert options.find_script(str(tmp_path / "train.py"), False, ()).target
+
+
+@pytest.mark.parametrize("first", ["#!/bin/bash -e", "#! /usr/bin/env -S FLAG=1 dash"])
+def test_the_script_of_a_shell_is_refused(tmp_path: Path, first: str) -> None:
+    """Where it is no Python: it starts the training in its own way."""
+    (tmp_path / "train").write_text(f"{first}\nautockpt run t.py\n")
+    with pytest.raises(ConfigError, match="is no Python script"):
+        options.find_script(str(tmp_path / "train"), False, ())
+
+
 def test_a_missing_module_is_found_out_before_anything_starts() -> None:
     """Only the top-level package is looked up, nothing is imported."""
     with pytest.raises(ConfigError, match="no module 'surely_not_here'"):
