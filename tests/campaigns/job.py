@@ -187,7 +187,7 @@ class Job:
                 records.append({**record, "weights_only": True})
             replace_commit(self.directory, commit, tuple(records), term=self.term)
         except (AutockptError, OSError) as error:
-            forget_rewritten(folder, tuple(records))
+            forget_rewritten(self.directory, generation, tuple(records), term=self.term)
             if isinstance(error, OSError):
                 raise StorageError(f"{folder}/COMMIT: {error.strerror}") from error
             raise

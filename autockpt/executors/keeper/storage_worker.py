@@ -327,7 +327,7 @@ class DiskWorker:
                 check_reduction(self._directory.catalogue(self._run_id), generation)
                 replace_commit(self._directory, commit, records, term=order.term)
         except (AutockptError, OSError) as error:
-            forget_rewritten(self._directory.generation_path(generation), records)
+            forget_rewritten(self._directory, generation, records, term=order.term)
             self._say_dropped(order, reason=str(error))
         else:
             self._say_dropped(order, records=records)

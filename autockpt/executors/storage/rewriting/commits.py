@@ -79,11 +79,12 @@ def replace_commit(
 
     def is_wanted() -> bool:
         # `pin` leaves its mark first and looks then, so one of the two sees the other.
-        return directory.holds(term) and not pin_of(folder)
-
-    try:
         require_held(directory, term)
         _require_unpinned(folder, commit.generation)
+        return True
+
+    try:
+        is_wanted()
         _swap(folder, undecided, final, is_wanted=is_wanted)
     except (AutockptError, OSError):
         with contextlib.suppress(AutockptError, OSError):
@@ -122,11 +123,22 @@ def _require_unpinned(folder: str, generation: Generation) -> None:
         raise GuardError(f"{generation}: is pinned as {pinned!r} and stays whole")
 
 
-def forget_rewritten(folder: str, records: tuple[Record, ...]) -> None:
-    """Removes new shards that do not count; where that is unknown, none."""
+def forget_rewritten(
+    directory: CheckpointDirectory,
+    generation: Generation,
+    records: tuple[Record, ...],
+    *,
+    term: int,
+) -> None:
+    """Removes new shards that do not count; where that is unknown, none.
+
+    Where `term` is held no more, a newer start decides what counts.
+    """
+    folder = directory.generation_path(generation)
     with contextlib.suppress(AutockptError, OSError):
-        commit = _decided(folder)
-        remove_unnamed(folder, files_of(records) - files_of(commit.records))
+        commit = read_commit(os.path.join(folder, "COMMIT"))
+        if not is_undecided(commit) or directory.holds(term):
+            remove_unnamed(folder, files_of(records))
 
 
 def _decided(folder: str) -> CommitFile:

@@ -76,7 +76,7 @@ def write_weights(
             require_held(directory, term)
             _write_rank(directory, folder, commit, rank, record, gate)
     except BaseException:
-        forget_rewritten(folder, tuple(records))
+        forget_rewritten(directory, generation, tuple(records), term=term)
         raise
     return commit, tuple(records)
 

@@ -91,7 +91,7 @@ class Bench:
         try:
             replace_commit(directory, commit, records, term=term)
         except (AutockptError, OSError):
-            forget_rewritten(directory.generation_path(G), records)
+            forget_rewritten(directory, G, records, term=term)
             raise
 
     def is_as_it_was(self, commit: CommitFile) -> bool:
@@ -217,7 +217,7 @@ def test_a_pin_that_comes_meanwhile_keeps_it_whole(tmp_path: Path, place: str) -
     bench.directory.pin(G, "paper")
     with pytest.raises(GuardError, match="pinned as 'paper' and stays whole"):
         replace_commit(bench.directory, commit, records, term=1)
-    forget_rewritten(bench.place, records)
+    forget_rewritten(bench.directory, G, records, term=1)
     assert bench.is_as_it_was(commit)
     assert bench.tree()["optimizer"]["state"]
     assert not list(bench.folder.glob("*-w*.*"))
@@ -386,7 +386,9 @@ def test_a_fenced_keeper_takes_no_shards_from_a_newer_start(
     try:
         replace_commit(bench.directory, commit, records, term=1)
     except (AutockptError, OSError):
-        forget_rewritten(bench.directory.generation_path(G), records)
+        forget_rewritten(bench.directory, G, records, term=1)
+    # A fenced keeper decides nothing.
+    assert is_undecided(bench.commit) == (at == "between" or (at == "second" and locks))
     assert verify_generation(bench.directory.path, G.name).ok
     newer.decide()
     assert verify_generation(bench.directory.path, G.name).ok
