@@ -67,6 +67,8 @@ test: $(VENV)/.ready  ## the tests without the slow ones
 FRAMEWORKS ?= huggingface accelerate lightning ignite deepspeed torchtitan ray trackers
 # What tests need beside it: models of PEFT and TRL are trained in Trainer.
 BESIDE_huggingface := peft trl
+# Ray stores to S3, which a test emulates.
+BESIDE_ray := obstore 'moto[s3,server]'
 .venv-%/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv .venv-$*
 	@echo "installing into .venv-$* (once, a few minutes) ..."

@@ -160,12 +160,21 @@ def main() -> None:
             placement_strategy="SPREAD",
         ),
         run_config=RunConfig(
-            name="contract", storage_path=f"{folder}/store",
+            name="contract", storage_path=_storage(folder, case),
             failure_config=FailureConfig(max_failures=2 if case["kill"] else 0),
         ),
     )  # fmt: skip
-    trainer.fit()
+    result = trainer.fit()
+    if case["option"] == "store":
+        from autockpt.integrations import ray as adapter
+
+        print("located", adapter.located(result.checkpoint), flush=True)
     ray.shutdown()
+
+
+def _storage(folder: str, case: dict[str, Any]) -> str:
+    """Of the experiment."""
+    return f"s3://bucket{folder}" if case["option"] == "store" else f"{folder}/store"
 
 
 if __name__ == "__main__":

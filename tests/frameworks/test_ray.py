@@ -5,6 +5,7 @@ import dataclasses
 import os
 import re
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,8 @@ from typing import ClassVar
 import psutil
 import pytest
 
-from autockpt.run_directory import RunDirectory
+import autockpt
+from autockpt.run_directory import RunDirectory, control_path
 from autockpt.values.telemetry import CheckpointDurable, GenerationReplicated, Restored
 from benchmarks.namespaces import INTERFACE, Network, network
 from tests.conftest import end_keeper, keeper_pids
@@ -34,6 +36,9 @@ from tests.contracts.adapter_contract import (
     require_equal,
 )
 from tests.contracts.adapter_process import BATCH, SAMPLES, Case
+from tests.unit.executors.storage.remote.test_remote import endpoint, s3
+
+__all__ = ["endpoint", "s3"]
 
 FRAMEWORK = Framework("ray", "tests/frameworks/ray_driver.py", "ray", launches=True)
 WITHIN_S = 300.0
@@ -254,7 +259,7 @@ def test_a_lost_machine_comes_back_from_the_memory_of_another(place: str, tmp_pa
         nodes.start(alone)
 
         def fail() -> None:
-            promised.append(_wait_for_copies(tmp_path))
+            promised.append(_wait_for(_run(tmp_path), GenerationReplicated, 3))
             nodes.network.nodes[1].kill()
             if place == "on a new machine":
                 nodes.start(1)
@@ -266,6 +271,35 @@ def test_a_lost_machine_comes_back_from_the_memory_of_another(place: str, tmp_pa
         assert {each.source for each in restored} <= {"memory", "peer"}
         assert min(each.step for each in restored) >= promised[0] > 0
         assert "in Ray's detached actor keeper-000-contract-" in outcome.said
+
+
+@pytest.mark.usefixtures("s3")
+def test_a_store_is_the_disk_where_ray_stores_to_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worker, keeper and run directory are lost: the checkpoints beside Ray's are enough."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    case = Case(kill="node:8", option="store")
+    url = f"s3://bucket{tmp_path}/contract/autockpt"
+    run = tmp_path / "home" / control_path(url)
+    durable = []
+    with cluster(2):
+
+        def lose() -> None:
+            durable.append(_wait_for(run, CheckpointDurable, 1))
+            (worker,) = [int(path.name.split("-")[2]) for path in tmp_path.glob("samples-*")]
+            for pid in (worker, *keeper_pids(str(run))):
+                os.kill(pid, signal.SIGKILL)
+            shutil.rmtree(run)
+
+        outcome = _disturbed(case, tmp_path, lose, keep=True)
+        require_equal(outcome, bare(FRAMEWORK, Case()))
+        restored = [each for each in RunDirectory.open(run).events() if isinstance(each, Restored)]
+        assert [each.source for each in restored] == ["disk"], outcome.said
+        assert restored[0].step >= durable[0]
+        located = re.search(rf"located ({url}/\S+)", outcome.said)
+        assert located, outcome.said
+        assert autockpt.load(located[1])["model"]
 
 
 def test_fewer_workers_go_on(tmp_path: Path) -> None:
@@ -314,16 +348,16 @@ def _run(folder: Path) -> Path:
     return folder / "store" / "contract" / "autockpt"
 
 
-def _wait_for_copies(folder: Path) -> int:
-    """The newest step whose copies are on both nodes."""
+def _wait_for(run: Path, kind: type[GenerationReplicated | CheckpointDurable], step: int) -> int:
+    """The newest step with such an event, which is that step or a later one."""
     deadline = time.monotonic() + WITHIN_S
     while time.monotonic() < deadline:
-        events = RunDirectory.open(_run(folder)).events()
-        steps = [each.step for each in events if isinstance(each, GenerationReplicated)]
-        if max(steps, default=0) >= 3:
-            return max(steps)
+        events = RunDirectory.open(run).events()
+        newest = max((each.step for each in events if isinstance(each, kind)), default=0)
+        if newest >= step:
+            return newest
         time.sleep(0.2)
-    raise AssertionError("no copies on the other node")
+    raise AssertionError(f"no {kind.__name__} of step {step}")
 
 
 def _restored(folder: Path) -> list[Restored]:
@@ -368,15 +402,21 @@ def _disturbed(
                 return
             time.sleep(0.1)
         workers = [int(path.name.split("-")[2]) for path in folder.glob("samples-*")]
-        disturb()
-        while is_lost and all(map(_lives, workers)) and time.monotonic() < deadline:
+        try:
+            disturb()
+        except BaseException as error:
+            failed.append(error)
+        while not failed and is_lost and all(map(_lives, workers)) and time.monotonic() < deadline:
             time.sleep(0.1)  # a worker outlives its raylet by a little: it is to train no more
         (folder / "disturbed").touch()
 
+    failed = list[BaseException]()
     thread = threading.Thread(target=when_it_waits)
     thread.start()
     try:
-        return protected(framework, case, str(folder))
+        outcome = protected(framework, case, str(folder))
+        assert not failed, failed
+        return outcome
     finally:
         thread.join()
         if not keep:

@@ -21,7 +21,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import ray
@@ -33,9 +33,11 @@ import autockpt
 from autockpt import new_files
 from autockpt.executors.keeper.launch import start_keepers_by
 from autockpt.integrations.adapters import OverSession
-from autockpt.integrations.engines.ray_keeper import start_in_actor
+from autockpt.integrations.engines.ray_keeper import NODE_LETTERS, keepers_of, start_in_actor
 from autockpt.launch.given import GivenLaunch, give_launch, numbered
+from autockpt.run_directory import control_path
 from autockpt.values.errors import ConfigError
+from autockpt.values.policy_keys.paths import is_store_url
 
 POLL_S = 5.0
 """Between two questions for a preemption; Ray looks for one as often.  Each is a barrier."""
@@ -43,6 +45,9 @@ POINTER = "autockpt.json"
 """File in a checkpoint of Ray's: which checkpoint of ours it stands for."""
 NODES = "ray-nodes.json"
 """File in the run directory: numbers of nodes by Ray's ids."""
+SCHEMES = {"s3": "s3", "gcs": "gs"}
+"""Of object stores, by the names that Ray's file systems have."""
+DISK_PATH = "AUTOCKPT_DISK_PATH"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +55,10 @@ class Pointer:
     """The checkpoint of autockpt behind a checkpoint of Ray's."""
 
     run_dir: str
+    checkpoints: str
+    """Their directory, or their place in an object store."""
     generation: str
-    """Name of the checkpoint in that run."""
+    """Name of the checkpoint there."""
     step: int
     """Iterations trained."""
 
@@ -61,19 +68,27 @@ def join(*, run_dir: str | None = None) -> str:
 
     `attach` of this module does it.  Call it by itself, on all workers, where the loop is another
     framework's: then `huggingface.protect` and the others work inside of Ray Train.  `run_dir`: on
-    storage that all nodes see; without it `autockpt` in the directory of Ray's experiment.
+    storage that all nodes see; without it `autockpt` in the directory of Ray's experiment.  If that
+    is in an object store, the checkpoints go there, and each node has a run directory of its own.
 
-    Raises ConfigError outside of a train loop, or where Ray stores to no file system of this host.
+    Raises ConfigError outside of a train loop, or where Ray stores to something else.
     """
+    return _joined(run_dir)[0]
+
+
+def _joined(run_dir: str | None) -> tuple[str, str]:
+    """The directory of the run, and the place of its checkpoints in a store; see `_places`."""
     context = _context()
     name = context.get_experiment_name()
     given = None
     if context.get_world_rank() == 0:
-        launched = os.environ.get("AUTOCKPT_RUN_DIR")  # `autockpt run` has started the driver
-        path = launched or run_dir or _pointed_run() or _beside(context.get_storage())
+        path, store = _places(run_dir, context)
         path = os.path.abspath(path)
-        given = {"launch": _launch_id(name), "run_dir": path, "nodes": _numbers(path)}
+        launch = _launch_id(name)
+        given = {"launch": launch, "run_dir": path, "store": store, "nodes": _numbers(path)}
     given = broadcast_from_rank_zero(given)
+    if given["store"]:
+        os.environ.setdefault(DISK_PATH, given["store"])
     node = given["nodes"].get(_short(ray.get_runtime_context().get_node_id()))
     give_launch(
         GivenLaunch(
@@ -81,7 +96,7 @@ def join(*, run_dir: str | None = None) -> str:
         )
     )
     start_keepers_by(start_in_actor)
-    return str(given["run_dir"])
+    return str(given["run_dir"]), str(given["store"])
 
 
 def attach(*, data: Any = None, run_dir: str | None = None, **attached: Any) -> "RayLoop":
@@ -90,7 +105,10 @@ def attach(*, data: Any = None, run_dir: str | None = None, **attached: Any) -> 
     Takes what `autockpt.attach` does, models of `prepare_model` and loaders of
     `prepare_data_loader` too.  `run_dir` as of `join`.  Raises ConfigError as both do.
     """
-    run_dir = join(run_dir=run_dir)
+    run_dir, store = _joined(run_dir)
+    goal = attached.get("goal")
+    if store and goal is not None and goal.storage_path is None:
+        attached["goal"] = replace(goal, storage_path=store)
     if not hasattr(data, "_dataloader"):
         return RayLoop(autockpt.attach(data=data, run_dir=run_dir, **attached), run_dir)
     session: Any = autockpt.attach(run_dir=run_dir, restore="tensors", **attached)
@@ -102,14 +120,10 @@ def located(checkpoint: Any) -> str:
 
     Raises ConfigError for a checkpoint that `report` of this module did not make.
     """
-    from autockpt.run_directory import RunDirectory
-    from autockpt.values.goal import Goal
-
     pointer = pointer_of(checkpoint)
     if pointer is None:
         raise ConfigError(f"{checkpoint}: holds no {POINTER}; expected one of ckpt.report(...)")
-    run = RunDirectory.open(pointer.run_dir)
-    return os.path.join(run.checkpoints(run.read_goal() or Goal()), pointer.generation)
+    return os.path.join(pointer.checkpoints, pointer.generation)
 
 
 def pointer_of(checkpoint: Any) -> Pointer | None:
@@ -120,7 +134,7 @@ def pointer_of(checkpoint: Any) -> Pointer | None:
                 data = json.load(file)
         except FileNotFoundError:
             return None
-    return Pointer(run_dir=data["run_dir"], generation=data["generation"], step=data["step"])
+    return Pointer(**data)
 
 
 class RayLoop(OverSession):
@@ -200,10 +214,13 @@ class RayLoop(OverSession):
             return
         self._reported = durable
         with tempfile.TemporaryDirectory() as folder:
-            data = {"run_dir": self._run_dir, "generation": durable.name, "step": durable.step}
+            pointer = Pointer(
+                run_dir=self._run_dir, checkpoints=self.session._job.checkpoints,
+                generation=durable.name, step=durable.step,
+            )  # fmt: skip
             path = os.path.join(folder, POINTER)
             with open(path, "w", encoding="utf-8", opener=new_files.readable) as file:
-                json.dump(data, file)
+                json.dump(asdict(pointer), file)
             ray.train.report(dict(metrics), checkpoint=Checkpoint.from_directory(folder))
 
     def _durable(self) -> Any:
@@ -264,27 +281,39 @@ def _launch_id(experiment: str) -> str:
         return f"ray-{ray.get_runtime_context().get_job_id()}-{experiment}"
 
 
-def _beside(storage: Any) -> str:
-    """Within the directory of the experiment."""
-    kind = getattr(storage.storage_filesystem, "type_name", "")
-    if kind != "local":
-        raise ConfigError(
-            f"autockpt.integrations.ray.attach: Ray stores to {kind or 'an unknown file system'}, "
-            "and a run needs a directory. Give attach(run_dir=...) one that all nodes see. The "
-            "policy key remote.url adds copies in an object store"
-        )
-    return os.path.join(storage.experiment_fs_path, "autockpt")
+def _places(run_dir: str | None, context: Any) -> tuple[str, str]:
+    """(directory of the run, place of its checkpoints in a store; "": they are in the directory).
 
-
-def _pointed_run() -> str | None:
-    """The run of the checkpoint that this start is to go on from, as Ray has it."""
+    A checkpoint that this start is to go on from names the run, where it points to one.
+    """
+    launched = os.environ.get("AUTOCKPT_RUN_DIR")  # `autockpt run` has started the driver
+    if path := launched or run_dir:
+        return path, ""
     checkpoint = ray.train.get_checkpoint()
     pointer = None if checkpoint is None else pointer_of(checkpoint)
-    return None if pointer is None else pointer.run_dir
+    if pointer is None:
+        return _beside(context.get_storage())
+    return pointer.run_dir, pointer.checkpoints if is_store_url(pointer.checkpoints) else ""
+
+
+def _beside(storage: Any) -> tuple[str, str]:
+    """Both, of the experiment."""
+    kind = getattr(storage.storage_filesystem, "type_name", "")
+    path = os.path.join(storage.experiment_fs_path, "autockpt")
+    if kind == "local":
+        return path, ""
+    if kind in SCHEMES:
+        url = f"{SCHEMES[kind]}://{path}"
+        return os.path.join(os.path.expanduser("~"), control_path(url)), url
+    raise ConfigError(
+        f"autockpt.integrations.ray.attach: Ray stores to {kind or 'an unknown file system'}, and "
+        f"checkpoints need a directory or a store: {', '.join(SCHEMES)}. Give attach(run_dir=...) "
+        "a directory that all nodes see, or set AUTOCKPT_DISK_PATH to the URL of a store as well"
+    )
 
 
 def _short(node_id: str) -> str:
-    return node_id[:10]
+    return node_id[:NODE_LETTERS]
 
 
 def _numbers(run_dir: str) -> dict[str, int]:
@@ -297,6 +326,8 @@ def _numbers(run_dir: str) -> dict[str, int]:
             known = {str(k): int(v) for k, v in json.load(file).items()}
     except (OSError, ValueError, AttributeError):
         pass  # the first start
+    living = keepers_of(run_dir)  # the file may be that of another node
+    known = {node: n for node, n in known.items() if n not in living.values()} | living
     numbers = numbered(alive, known)
     new_files.make_directory(run_dir)
     with open(f"{path}.new", "w", encoding="utf-8", opener=new_files.private) as file:

@@ -23,6 +23,8 @@ from autockpt import new_files
 from autockpt.executors.keeper.launch import KeeperStart
 
 NAMESPACE = "autockpt"
+NODE_LETTERS = 10
+"""Of Ray's id of a node: so many tell the nodes of a cluster apart."""
 START_S = 120.0
 """Ray starts a process for the actor; on a busy machine its imports alone take half a minute."""
 TRIES = 3
@@ -77,11 +79,23 @@ def start_in_actor(start: KeeperStart) -> bool:
 
 def actor_name(start: KeeperStart) -> str:
     """Of the keeper's actor, in its namespace; another run or node of Ray's has another one."""
-    path = os.path.realpath(start.run_directory)
-    experiment = os.path.basename(os.path.dirname(path))
-    run = hashlib.sha256(path.encode()).hexdigest()[:8]
-    node = ray.get_runtime_context().get_node_id()[:10]
-    return f"keeper-{start.node:03d}-{experiment}-{run}-{node}"
+    node = ray.get_runtime_context().get_node_id()[:NODE_LETTERS]
+    return f"keeper-{start.node:03d}-{_run_name(start.run_directory)}-{node}"
+
+
+def keepers_of(run_directory: str) -> dict[str, int]:
+    """The numbers of nodes with an actor for that run, by the first letters of Ray's ids."""
+    found = {}
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        before, run, node = actor["name"].partition(f"-{_run_name(run_directory)}-")
+        if actor["namespace"] == NAMESPACE and run:
+            found[node] = int(before.removeprefix("keeper-"))
+    return found
+
+
+def _run_name(run_directory: str) -> str:
+    experiment = os.path.basename(os.path.dirname(run_directory))
+    return f"{experiment}-{hashlib.sha256(run_directory.encode()).hexdigest()[:8]}"
 
 
 def _started(name: str, start: KeeperStart) -> int:
