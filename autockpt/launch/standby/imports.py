@@ -60,7 +60,12 @@ def script_began_ns() -> int | None:
 
 
 def write(run_directory: str, rank: int) -> None:
-    """Writes down what this process has imported.  Raises OSError."""
+    """Writes down what this process has imported.  Raises OSError.
+
+    Not of a process that the script has started: the launcher starts none like it.
+    """
+    if not _environment:
+        return
     modules = {
         name: file
         for name, module in list(sys.modules.items())

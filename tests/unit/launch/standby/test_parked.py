@@ -283,6 +283,15 @@ def test_it_refuses_when_an_import_has_initialised_a_device(park: Callable[..., 
     assert park(library=torch).order()["refused"] == "an import has initialised CUDA"
 
 
+def test_a_process_that_the_script_starts_writes_nothing_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher starts none like it, and does not know the environment that it began in."""
+    monkeypatch.setattr(imports, "_environment", {})
+    imports.write(str(tmp_path), 0)
+    assert imports.read(imports.path_of(tmp_path, 0)) is None
+
+
 def test_only_libraries_are_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The script's own modules run anew in every incarnation; what it sets is known."""
     (tmp_path / "tests_without_init" / "part").mkdir(parents=True)
