@@ -263,10 +263,12 @@ def losses(restores: Sequence[Restore], ages: Sequence[Age], *, nothing: bool) -
         times = "One failure" if deaths == 1 else f"{deaths} failures"
         steps = sum(restore.lost_steps for restore in failures)
         lost_s, down_s = (sum(getattr(r, n) for r in failures) for n in ("lost_s", "down_s"))
-        again = f"{_steps(steps)} ({format_duration(lost_s)}) trained again"
+        took = f" ({format_duration(lost_s)})" if lost_s > 0 else ""
+        again = f"{_steps(steps)}{took} trained again"
         told = f": {again}, {format_duration(down_s)} down" if steps else ""
         if lost_s + down_s > 0:
-            parts.append(f"{times} cost {format_duration(lost_s + down_s)} in all{told}.")
+            starts = " of all starts" if any(r.new_launch for r in restores) else ""
+            parts.append(f"{times}{starts} cost {format_duration(lost_s + down_s)} in all{told}.")
     if unkept:
         steps, lost_s = sum(r.lost_steps for r in unkept), sum(r.lost_s for r in unkept)
         parts.append(

@@ -49,6 +49,8 @@ class Restore:
     """Part of `down_s` that moved bytes back."""
     deaths: int = 1
     """Times that a rank died until it was back."""
+    new_launch: bool = False
+    """The next launch came back; `down_s` leaves out the time until it began."""
     replay: str = ""
     """Whether the first iteration drew the random numbers of before; "": no event says it."""
 
@@ -73,7 +75,7 @@ class Accounting:
     other_s: float
     """Start-up and everything else no event explains."""
     paused_s: float
-    """Between a clean end and the next start; not part of `wall_s`."""
+    """Between an end and the next launch; not part of `wall_s`."""
     steps: int
     """Iterations of the witness, repeated ones included."""
 
@@ -122,6 +124,9 @@ class _Interruption:
     failed: FailureObserved | None = None
     deaths: Counter[int] = field(default_factory=Counter)
     """Deaths by rank; -1: the rank is not known."""
+    new_launch: bool = False
+    not_started_s: float = 0.0
+    """From the failure until the next launch began."""
     started_s: float | None = None
     restored: list[Restored] = field(default_factory=list)
 
@@ -144,6 +149,10 @@ class _Ledger:
     detect_s: float | None = None
     """None: no way back told it apart."""
     steps: int = 0
+    not_started_s: float = 0.0
+    """Between a failure and the next launch."""
+    run_id: str = ""
+    """Of the newest launch."""
     restores: list[Restore] = field(default_factory=list)
 
 
@@ -165,7 +174,7 @@ def account(
     blocks = [e for e in stream if isinstance(e, IterationsTimed)]
     ledger = _Ledger(iteration_s=_mean_iteration_s(blocks, iteration_s), mark_s=start_s)
     _walk(stream, ledger, start_s)
-    paused_s = _paused_s(events)
+    paused_s = _paused_s(events) + ledger.not_started_s
     wall_s = max(0.0, end_s - start_s - paused_s)
     slowdown_s = _slowdown_s(blocks, iteration_s, ledger.trained_s)
     lost_s = max(0.0, min(ledger.lost_s + unkept_s, ledger.trained_s - slowdown_s))
@@ -221,12 +230,18 @@ def _walk(stream: Sequence[Event], ledger: _Ledger, start_s: float) -> None:
                 # It had begun, or come back, and was lost before a block of iterations ended.
                 _settle(pending, ledger, start_s)
                 pending = _Interruption()
-            pending.failed = pending.failed or event
-            pending.deaths[event.failed_rank] += 1
+            if pending.failed is None or is_found_later(pending.failed):
+                pending.failed = event
+            pending.deaths[FOUND_LATER if is_found_later(event) else event.failed_rank] += 1
         elif isinstance(event, Restored):
             pending.restored.append(event)
         elif isinstance(event, RunStarted):
-            pending.started_s = event.at_s
+            if ledger.run_id not in ("", event.run_id):
+                pending.new_launch = True
+                if pending.failed is not None:
+                    began_s = event.at_s - startup_s(event)
+                    pending.not_started_s += max(0.0, began_s - pending.failed.at_s)
+            pending.started_s, ledger.run_id = event.at_s, event.run_id
         elif isinstance(event, SnapshotSealed):
             ledger.unsettled_stall_s += event.boundary_stall_s + event.fence_stall_s
         elif isinstance(event, RunEnded):
@@ -261,18 +276,23 @@ def _settle(
     if resumed_s is None or (failed is None and not restored and not behind):
         return
     room_s = max(0.0, resumed_s - ledger.mark_s)
+    not_started_s = min(pending.not_started_s, room_s)
     down_s = max((e.down_s for e in restored), default=0.0)
     if down_s <= 0 and failed is not None:
         down_s = resumed_s - failed.at_s
-    down_s = max(0.0, min(down_s, room_s))
+    down_s = max(0.0, min(down_s, room_s) - not_started_s)
     unlost_s = max(0.0, ledger.trained_s - ledger.lost_s)
     lost_steps = max((e.lost_steps for e in restored), default=ledger.step)
     lost_s = unlost_s if worst is None else worst.lost_s
+    if worst is not None and not 0.0 < lost_s <= unlost_s * ROUNDING:  # a pace of few iterations
+        lost_s = lost_steps * ledger.iteration_s
+    lost_s = min(lost_s, unlost_s)
     if behind > lost_steps:
         lost_steps, lost_s = behind, max(lost_s, min(behind * ledger.iteration_s, unlost_s))
     restore_s = min(down_s, max((e.restore_s for e in restored), default=0.0))
-    ledger.lost_s += max(0.0, min(lost_s, unlost_s))
+    ledger.lost_s += lost_s
     ledger.down_s += down_s
+    ledger.not_started_s += not_started_s
     ledger.restore_s += restore_s
     told_s = [e.detect_s for e in restored if e.detect_s is not None]
     if told_s:
@@ -291,15 +311,27 @@ def _settle(
             down_s=down_s,
             restore_s=restore_s,
             deaths=_deaths(pending.deaths),
+            new_launch=pending.new_launch,
         )
     )
     ledger.step = 0 if worst is None else worst.step
 
 
+ROUNDING = 1.0 + 1e-6
+FOUND_LATER = -2
+"""Stands for the rank of an end that the next keeper found."""
+
+
+def is_found_later(event: FailureObserved) -> bool:
+    """Told by a keeper that began after the end; others may have seen the same end."""
+    return event.failed_rank < 0 and "keeper" in event.what
+
+
 def _deaths(by_rank: Counter[int]) -> int:
-    """Ranks that die together are one death."""
+    """Ranks that die together are one death, and so is an end that was found later again."""
     seen = max((count for rank, count in by_rank.items() if rank >= 0), default=0)
-    return max(1, seen + sum(count for rank, count in by_rank.items() if rank < 0))
+    found = max(seen, min(1, by_rank[FOUND_LATER]))
+    return max(1, found + by_rank[-1])
 
 
 def _book_cut_block(failed: FailureObserved, ledger: _Ledger) -> None:
@@ -358,3 +390,12 @@ def _paused_s(events: Sequence[Event]) -> float:
             paused_s += event.at_s - ended_s
             ended_s = None
     return paused_s
+
+
+def startup_s(event: RunStarted) -> float:
+    """From the launcher's decision to `event`, as far as it is known."""
+    parts = (
+        event.launch_s, event.interpreter_s, event.torch_import_s, event.process_group_s,
+        event.script_s, event.wait_s, event.read_s, event.apply_s,
+    )  # fmt: skip
+    return sum(part for part in parts if part is not None and part > 0)

@@ -1,7 +1,7 @@
 """Where did a restart's time go?  From the failure to the end of the first iteration, in parts.
 
-    total = detect + launch + interpreter + torch + group + script + wait + fetch + read + apply
-            + first
+    total = detect + not started + launch + interpreter + torch + group + script + wait + fetch
+            + read + apply + first
 
 Only the restored bytes are the checkpoint's; at scale the rest dominates.  One rank is the witness,
 as in the accounting.  A process knows its own parts and reports them in RunStarted.  A part that
@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autockpt.reports.analysis.accounting import Restore
+from autockpt.reports.analysis.accounting import Restore, is_found_later, startup_s
 from autockpt.values.goal import RestartWish
 from autockpt.values.telemetry import (
     Event,
@@ -30,6 +30,7 @@ from autockpt.values.telemetry import (
 
 LABELS = {
     "detect": "failure noticed, other ranks ended",
+    "not started": "until the next launch began",
     "launch": "launcher: rendezvous, new processes",
     "interpreter": "interpreter until the script begins",
     "torch": "import torch",
@@ -99,13 +100,14 @@ def restarts(events: Sequence[Event], witness: int | None, start_s: float) -> tu
     found: list[Restart] = []
     failed: FailureObserved | None = None
     started: RunStarted | None = None
+    run_id, again = "", False
     fetch_s: float | None = None
     restored: Restored | None = None
     for event in events:
         if isinstance(event, FailureObserved):
             if failed is not None and started is not None:
-                found.append(_restart(failed, started, None, fetch_s, restored, start_s))
-            if failed is None or started is not None:
+                found.append(_restart(failed, started, None, fetch_s, restored, start_s, again))
+            if failed is None or started is not None or is_found_later(failed):
                 failed, started, fetch_s, restored = event, None, None, None
         elif isinstance(event, Restored):
             if event.rank == witness:
@@ -113,12 +115,13 @@ def restarts(events: Sequence[Event], witness: int | None, start_s: float) -> tu
         elif isinstance(event, ReplicaFetched):
             if event.purpose == "restore" and event.shard_rank == witness:
                 fetch_s = event.copy_s
-        elif event.rank != witness or failed is None:
+        elif event.rank != witness:
             continue
         elif isinstance(event, RunStarted):
-            started = event
-        elif isinstance(event, FirstIterationEnded) and started is not None:
-            found.append(_restart(failed, started, event, fetch_s, restored, start_s))
+            again, run_id = run_id not in ("", event.run_id), event.run_id
+            started = None if failed is None else event
+        elif isinstance(event, FirstIterationEnded) and failed and started:
+            found.append(_restart(failed, started, event, fetch_s, restored, start_s, again))
             failed = started = None
     return tuple(found)
 
@@ -130,7 +133,9 @@ def _restart(
     fetch_s: float | None,
     restored: Restored | None,
     start_s: float,
+    again: bool,
 ) -> Restart:
+    """`again`: by another launch."""
     told_s = None if restored is None else restored.detect_s
     wait_s = started.wait_s
     if fetch_s is not None and wait_s is not None:
@@ -150,7 +155,9 @@ def _restart(
     }
     total_s = (started if first is None else first).at_s - failed.at_s
     detect_s = max(0.0, total_s - sum(seconds or 0.0 for seconds in known.values()))
-    if told_s is not None:
+    if again:
+        known, detect_s = {"not started": detect_s, **known}, 0.0
+    elif told_s is not None:
         # The failure log's figure; the news of it may come a moment before or after the start.
         told_s = min(told_s, total_s)
         known["script"] = max(0.0, (known["script"] or 0.0) + detect_s - told_s)
@@ -176,9 +183,10 @@ def cheapest_gain(restart: Restart, wish: RestartWish, iteration_s: float | None
     first_s = parts.get("first")
     known = first_s is not None and iteration_s is not None
     parts["first"] = max(0.0, (first_s or 0.0) - (iteration_s or 0.0)) if known else None
+    own_s = restart.total_s - (parts.get("not started") or 0.0)
     for names, remedy in REMEDIES:
         seconds = sum(parts.get(name) or 0.0 for name in names)
-        if seconds <= 0.0 or seconds < WORTH_SHARE * restart.total_s:
+        if seconds <= 0.0 or seconds < WORTH_SHARE * own_s:
             continue
         if _may_help(remedy, restart, wish):
             return Gain(seconds=seconds, remedy=remedy)
@@ -187,8 +195,8 @@ def cheapest_gain(restart: Restart, wish: RestartWish, iteration_s: float | None
 
 def _may_help(remedy: str, restart: Restart, wish: RestartWish) -> bool:
     """False: it is in force already, or is of no use for this restart."""
-    if remedy == STANDBY:
-        return wish.standby != "on"
+    if remedy == STANDBY:  # a parked process ends with its launcher
+        return "not started" not in restart.parts and wish.standby != "on"
     if remedy == CACHES:  # `auto`: a restart finds the code again where it was compiled
         return wish.caches == "off"
     return remedy != MEMORY or restart.source == "disk"
@@ -256,7 +264,7 @@ def with_unseen_deaths(events: Sequence[Event]) -> tuple[Event, ...]:
             new = event.run_id not in known or event.restart_count > known[event.run_id]
             deaths = event.restart_count - known[event.run_id] - max(seen.values(), default=0)
             requeued = ended and event.run_id.startswith("slurm-")
-            at_s = max(told_s, event.at_s - _startup_s(event))
+            at_s = max(told_s, event.at_s - startup_s(event))
             found += [_unseen(at_s)] * (0 if requeued else min(deaths, MOST_DEATHS))
             known[event.run_id] = event.restart_count
             if new:
@@ -275,12 +283,3 @@ def _unseen(at_s: float) -> FailureObserved:
     return FailureObserved(
         at_s=at_s, rank=-1, what="trainer", failed_rank=-1, pid=0, step=0, detail=UNSEEN
     )
-
-
-def _startup_s(event: RunStarted) -> float:
-    """From the launcher's decision to `event`, as far as it is known."""
-    parts = (
-        event.launch_s, event.interpreter_s, event.torch_import_s, event.process_group_s,
-        event.script_s, event.wait_s, event.read_s, event.apply_s,
-    )  # fmt: skip
-    return sum(part for part in parts if part is not None and part > 0)

@@ -139,7 +139,8 @@ def _cost(restore: Restore) -> str:
     """The work lost and the time down."""
     if not restore.lost_steps and not restore.down_s:
         return "nothing lost"
-    lost = f"{restore.lost_steps} steps ({format_duration(restore.lost_s)}) lost"
+    took = f" ({format_duration(restore.lost_s)})" if restore.lost_s > 0 else ""
+    lost = f"{restore.lost_steps} steps{took} lost"
     return f"{lost}, down {format_duration(restore.down_s)}"
 
 

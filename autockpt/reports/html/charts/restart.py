@@ -8,13 +8,13 @@ from autockpt.reports.html.escape import Html, tag
 from autockpt.values.units import format_duration
 
 GROUPS = {
-    "lost": ("noticed and launched", ("detect", "launch")),
+    "lost": ("noticed and launched", ("detect", "not started", "launch")),
     "down": ("interpreter, imports, script", ("interpreter", "torch", "script")),
     "stall": ("process group, other ranks", ("group", "wait")),
     "productive": ("restore", ("fetch", "read", "apply")),
     "slowdown": ("first iteration", ("first",)),
 }
-"""CSS class -> its meaning: eleven parts could not be distinguished by colour."""
+"""CSS class -> its meaning: all parts could not be distinguished by colour."""
 
 BAR, GAP = 26, 10
 

@@ -102,7 +102,7 @@ def histories(draw: st.DrawFn) -> tuple[list[Event], dict[str, float]]:
             truth["stall"] += stall
         truth["productive"] += trained
         if restart < 3 and draw(st.booleans()):
-            down, share = draw(st.floats(1.0, 60.0)), draw(st.floats(0.0, 1.0))
+            down, share = draw(st.floats(1.0, 60.0)), draw(st.floats(0.01, 1.0))
             events.append(failed(now, step))
             events.append(started(now + down - 0.5, restart=restart + 1))
             now += down
