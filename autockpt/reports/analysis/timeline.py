@@ -213,9 +213,12 @@ def _flat(spans: Iterable[Span]) -> tuple[float, ...]:
 
 
 def _marks(events: Sequence[Event], start_s: float) -> list[Mark]:
-    """Everything worth a line in the table, once per moment and text, not once per rank."""
+    """Everything worth a line in the table, once per moment and text, not once per rank.
+
+    Ranks that end because another one has failed are no failures of their own.
+    """
     marks: dict[tuple[str, str], Mark] = {}
-    newest_start = -1
+    newest_start, has_failed = -1, False
     for event in events:
         described = _describe(event)
         if described is None:
@@ -224,7 +227,11 @@ def _marks(events: Sequence[Event], start_s: float) -> list[Mark]:
         if isinstance(event, RunStarted):
             if event.restart_count == newest_start:
                 continue
-            newest_start = event.restart_count
+            newest_start, has_failed = event.restart_count, False
+        if isinstance(event, FailureObserved) and event.what == "trainer":
+            follows, has_failed = has_failed, True
+            if follows:
+                continue
         marks.setdefault((kind, text), Mark(at_s=event.at_s - start_s, kind=kind, text=text))
     return sorted(marks.values(), key=lambda mark: mark.at_s)
 

@@ -2,11 +2,12 @@
 
 import dataclasses
 import re
+from typing import Literal
 
 import pytest
 
 from autockpt.reports.analysis.promises import FACTOR
-from autockpt.reports.analysis.timeline import ROWS, SPANS
+from autockpt.reports.analysis.timeline import ROWS, SPANS, timeline
 from autockpt.reports.findings import CHECKS, Finding
 from autockpt.reports.formats.json_out import read, render
 from autockpt.reports.html import html
@@ -18,6 +19,7 @@ from autockpt.values.telemetry import (
     NO_SLOT,
     WITHDRAWN,
     Event,
+    FailureObserved,
     PersistFailed,
     RunStarted,
     SaveSkipped,
@@ -243,6 +245,18 @@ def test_many_ranks_are_grouped_and_spans_bounded() -> None:
     assert long is not None
     assert long.every > 1
     assert sum(len(f) // 2 for row in long.rows for f in row.spans.values()) <= SPANS * 1.1
+
+
+def test_ranks_that_end_with_another_one_are_one_failure() -> None:
+    """The chart has one mark for a failure; a keeper that is lost behind it has its own."""
+
+    def lost(at_s: float, what: Literal["trainer", "keeper"], rank: int) -> FailureObserved:
+        return FailureObserved(at_s=at_s, rank=-1, what=what, failed_rank=rank, pid=rank, step=9,
+                               detail="its connection closed")  # fmt: skip
+
+    events = [lost(5.0, "trainer", 1), lost(6.0, "trainer", 0), lost(7.0, "keeper", -1)]
+    marks = timeline(events, [], 0.0).marks
+    assert [(mark.at_s, mark.kind) for mark in marks] == [(5.0, "failure"), (7.0, "failure")]
 
 
 def test_tiers_of_one_interval_are_named_once() -> None:
