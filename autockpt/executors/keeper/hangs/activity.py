@@ -30,6 +30,8 @@ LOADS_DATA = "pt_data"
 READS_UNIX_SOCKET = "unix_stream"
 """Beginning of the kernel function that waits in such a read."""
 
+_USER_TICKS, _SYSTEM_TICKS = 11, 12
+"""Fields of /proc/PID/task/TID/stat, counted from behind the name."""
 _SOCK_DIAG, _BY_FAMILY, _DUMP = 4, 20, 0x301
 _INFO = 2
 """INET_DIAG_INFO, the attribute that holds a `tcp_info`."""
@@ -115,18 +117,16 @@ def core_share(before: Sample, now: Sample) -> float:
 
 
 def sample_of(now_s: float, pid: int) -> Sample:
-    """The counters of a process and its children."""
+    """The counters of a process and of all that it and its children have started."""
     on_disk, wakes = False, 0
     moved: int | None = 0
-    family = [pid]
-    for task in _threads(pid):
-        family += map(int, text_of(f"/proc/{pid}/task/{task}/children").split())
+    family = family_of(pid)
     by_thread: dict[int, tuple[float, float]] = {}
     for one in family:
         for task in _threads(one):
-            times = text_of(f"/proc/{one}/task/{task}/schedstat").split()
-            if len(times) > 1:
-                by_thread[task] = int(times[0]) / 1e9, int(times[1]) / 1e9
+            times_s = _times_s(f"/proc/{one}/task/{task}")
+            if times_s is not None:
+                by_thread[task] = times_s
         status = status_of(one)
         on_disk = on_disk or status.get("State", "").startswith("D")
         if one == pid or status.get("Name", "").startswith(LOADS_DATA):
@@ -138,6 +138,31 @@ def sample_of(now_s: float, pid: int) -> Sample:
         by_connection=_by_connection(family), wakes=wakes,
         reads_unix_socket=text_of(f"/proc/{pid}/wchan").startswith(READS_UNIX_SOCKET),
     )  # fmt: skip
+
+
+def family_of(pid: int) -> list[int]:
+    """The process and all descendants: a fork server's workers are its grandchildren.
+
+    The caller is left out: in a container the first process inherits a keeper.
+    """
+    family, own = [pid], os.getpid()
+    for one in family:  # grows while it is walked
+        for task in _threads(one):
+            children = map(int, text_of(f"/proc/{one}/task/{task}/children").split())
+            family += [child for child in children if child not in (own, *family)]
+    return family
+
+
+def _times_s(thread: str) -> tuple[float, float] | None:
+    """Seconds of a core and seconds of waiting for one; kernels may tell only the first."""
+    times = text_of(f"{thread}/schedstat").split()
+    if len(times) > 1:
+        return int(times[0]) / 1e9, int(times[1]) / 1e9
+    fields = text_of(f"{thread}/stat").rpartition(")")[2].split()
+    if len(fields) <= _SYSTEM_TICKS:
+        return None
+    ticks = int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])
+    return ticks / os.sysconf("SC_CLK_TCK"), 0.0
 
 
 def _threads(pid: int) -> list[int]:

@@ -119,6 +119,50 @@ def test_what_moves_data_is_told_from_what_polls(tmp_path: Path) -> None:
     assert found == {name: {expected} for name, (_, expected) in BODIES.items()}
 
 
+FORK_SERVER = """
+import multiprocessing, sys
+
+def work(up):
+    up.send_bytes(b"up")
+    while True:
+        sum(range(100_000))
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("forkserver")
+    here, there = context.Pipe()
+    worker = context.Process(target=work, args=(there,), daemon=True)
+    worker.start()
+    here.recv_bytes()
+    print(worker.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("schedstat", [True, False])
+def test_a_worker_of_a_fork_server_computes_for_its_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, schedstat: bool
+) -> None:
+    """It is no child of the rank; a kernel without schedstat tells its ticks."""
+    if not schedstat:
+        read = activity.text_of
+        monkeypatch.setattr(
+            activity, "text_of", lambda path: "" if path.endswith("schedstat") else read(path)
+        )
+    (tmp_path / "loads.py").write_text(FORK_SERVER)
+    with subprocess.Popen(
+        [sys.executable, "loads.py"], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert int(process.stdout.readline()) in activity.family_of(process.pid)[1:]
+        before = activity.sample_of(time.monotonic(), process.pid)
+        time.sleep(activity.SAMPLE_S)
+        now = activity.sample_of(time.monotonic(), process.pid)
+        process.communicate()
+    assert activity.core_share(before, now) > activity.COMPUTES_SHARE
+    if schedstat:
+        assert not activity.moves_data(before, now)
+
+
 def test_where_bytes_are_not_told_waking_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
