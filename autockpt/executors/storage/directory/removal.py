@@ -58,7 +58,7 @@ class Removal:
         if self._place.is_store and generation in self._commits.unclear:
             raise GuardError(f"{path}: its COMMIT may still appear, and it is not trash")
         if self._place.is_store:
-            self._dropped.add(generation)
+            self._note_dropped(generation)
         with storage_error("look for", commit):
             if is_there(commit):
                 raise GuardError(f"{path}: has a COMMIT and is not trash")
@@ -72,7 +72,7 @@ class Removal:
         """
         if not self._place.is_store:
             return
-        self._dropped.add(generation)
+        self._note_dropped(generation)
         for dropped in sorted(self._dropped):
             path = self._commits.generation_path(dropped)
             with contextlib.suppress(AutockptError, OSError):
@@ -85,14 +85,16 @@ class Removal:
                     self._dropped.discard(dropped)  # looked at twice: a rank may have put one late
         self._end_uploads(generation)
 
+    def _note_dropped(self, generation: Generation) -> None:
+        self._dropped.add(generation)
+        if self._refusals < UPLOAD_TRIES:
+            self._cut_off.setdefault(generation, 0)
+
     def _end_uploads(self, generation: Generation) -> None:
         """Ends uploads of removed generations, those first that were tried least.
 
         It stops at the first that cannot be ended: each request may take seconds.
         """
-        if self._refusals >= UPLOAD_TRIES:
-            return
-        self._cut_off.setdefault(generation, 0)
         for dropped in sorted(self._cut_off, key=lambda one: (self._cut_off[one], one)):
             if not end_uploads_of(self.path, dropped):
                 self._cut_off[dropped] += 1
@@ -101,7 +103,7 @@ class Removal:
             self._refusals = 0
             if dropped != generation:
                 del self._cut_off[dropped]  # looked at twice: a rank may have begun one late
-        if self._refusals >= UPLOAD_TRIES:
+        if self._cut_off and self._refusals >= UPLOAD_TRIES:
             self._warning = (
                 f"{self.path}: uploads of {len(self._cut_off)} removed checkpoints cannot be ended "
                 f"({UPLOAD_TRIES} attempts failed), and the store may bill their parts. Allow the "

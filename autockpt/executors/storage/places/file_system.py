@@ -225,7 +225,8 @@ def _locked(path: str) -> Iterator[None]:
             else:
                 time.sleep(_LOCK_POLL_S)
         finally:
-            os.close(fd)
+            with contextlib.suppress(OSError):  # nothing was written through it
+                os.close(fd)
 
 
 def _open_for_lock(path: str) -> int | None:

@@ -220,6 +220,21 @@ def test_one_whose_uploads_cannot_be_ended_keeps_no_other_waiting(
     assert server.keys == []
 
 
+def test_uploads_of_a_save_that_was_given_up_while_the_store_was_away_end_later(
+    server: Uploads, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With the next removal."""
+    run = Removals(tmp_path, monkeypatch)
+    dropped = Generation(term=run.term, step=4)
+    server.keys = [f"run/{dropped.name}/shard-00000-a1.safetensors"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Objects, "asking", no_store)
+        with pytest.raises(StorageError, match="no answer"):
+            run.directory.trash(dropped)
+    run.trash(5)
+    assert server.keys == []
+
+
 @pytest.mark.slow
 def test_a_real_upload_that_was_cut_off_leaves_nothing(s3: None) -> None:
     """By the next start, and by `autockpt gc`; one of a start that may live stays."""

@@ -398,6 +398,28 @@ def test_a_fenced_keeper_takes_no_shards_from_a_newer_start(
     assert len(list(bench.folder.glob("shard-*"))) == 1
 
 
+def test_a_lock_that_cannot_be_closed_undoes_no_deletion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of NFS at the close comes behind the rename, and is none of the deletion."""
+    bench, real, lock = Bench(tmp_path), os.close, file_system._lock
+    locked, failed = set[int](), list[int]()
+
+    def close(fd: int) -> None:
+        real(fd)
+        if fd in locked:
+            locked.clear()
+            failed.append(fd)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(file_system, "_lock", lambda fd: locked.add(fd) or lock(fd))
+    monkeypatch.setattr(os, "close", close)
+    assert bench.directory.delete(G)
+    monkeypatch.undo()
+    assert len(failed) == 1
+    assert not bench.folder.exists()
+
+
 @pytest.mark.parametrize("locks", [True, False])
 def test_a_replacement_brings_no_deleted_commit_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, locks: bool
