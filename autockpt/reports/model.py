@@ -232,8 +232,12 @@ def _compared(events: tuple[Event, ...], data: RunData, decision: Decision) -> t
     """The promises of the plan in force against what happened since it is."""
     profile = data.profile
     since = in_force(events, decision.plan.version)
+    earlier = [e for e in events[: len(events) - len(since)] if isinstance(e, RunStarted)]
     accounting, restores = account(
-        since, data.failures, iteration_s=profile.iteration_s.p50 if profile else None
+        since,
+        data.failures,
+        iteration_s=profile.iteration_s.p50 if profile else None,
+        run_id=earlier[-1].run_id if earlier else "",
     )
     return promises(
         decision.expected,

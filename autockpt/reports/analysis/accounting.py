@@ -162,17 +162,21 @@ def account(
     *,
     iteration_s: float | None = None,
     unkept_s: float = 0.0,
+    run_id: str = "",
 ) -> tuple[Accounting, tuple[Restore, ...]]:
     """The accounting of aligned `events` and the restores in it.
 
     `iteration_s` is the profile's quiet iteration, used where the run never had one.  `unkept_s`
     was trained at the end and is in no durable checkpoint, so it is lost as well.
+    `run_id` is of the launch in which `events` begin; "": they tell it themselves.
     """
     witness = witness_of(events)
     stream = [e for e in events if e.rank == witness or isinstance(e, FailureObserved | Restored)]
     start_s, end_s = span(events)
     blocks = [e for e in stream if isinstance(e, IterationsTimed)]
-    ledger = _Ledger(iteration_s=_mean_iteration_s(blocks, iteration_s), mark_s=start_s)
+    ledger = _Ledger(
+        iteration_s=_mean_iteration_s(blocks, iteration_s), mark_s=start_s, run_id=run_id
+    )
     _walk(stream, ledger, start_s)
     paused_s = _paused_s(events) + ledger.not_started_s
     wall_s = max(0.0, end_s - start_s - paused_s)

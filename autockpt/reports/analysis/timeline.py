@@ -157,7 +157,8 @@ def _close(
 def _add_restore(spans: dict[str, list[Span]], restore: Restore) -> None:
     if restore.failed_at_s is None:
         return
-    spans["down"].append((restore.failed_at_s, restore.at_s))
+    began_s = restore.at_s - restore.down_s if restore.new_launch else restore.failed_at_s
+    spans["down"].append((began_s, restore.at_s))
     if restore.lost_s > 0:
         spans["lost"].append((max(0.0, restore.failed_at_s - restore.lost_s), restore.failed_at_s))
 

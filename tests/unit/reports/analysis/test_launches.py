@@ -1,5 +1,7 @@
 """One directory, started again by hand after the script failed: each quantity has one value."""
 
+from dataclasses import replace
+
 from autockpt.reports.data import RunData
 from autockpt.reports.formats.renderers import report
 from autockpt.reports.model import ReportModel, build
@@ -8,11 +10,13 @@ from autockpt.values.telemetry import (
     FailureObserved,
     FirstIterationEnded,
     IterationsTimed,
+    PlanChanged,
     Restored,
     RunStarted,
     TrainerFailed,
 )
 from autockpt.values.units import format_duration
+from tests.unit.reports.examples import a_decision
 
 NOT_STARTED_S = 90.0
 STARTUP_S = 5.0
@@ -86,6 +90,24 @@ def test_the_time_until_somebody_starts_again_is_no_down_time() -> None:
     page = report(started_twice(), format_="text")
     assert "SIGTERM" not in page
     assert "restart.standby" not in page, "a parked process ends with its launcher"
+
+
+def test_a_promise_is_compared_with_the_same_time() -> None:
+    """A plan that began within the first launch: its events tell of the second one only."""
+    data, decision = started_twice(), a_decision()
+    changed = PlanChanged(
+        at_s=100.5, rank=0, plan_version=decision.plan.version, step=2, memory_interval_steps=4,
+        disk_interval_steps=4, reason="measured",
+    )  # fmt: skip
+    model = build(replace(data, decision=decision, events=(*data.events, changed)))
+    (restore,) = model.restores
+    seen = {promise.name: promise.observed for promise in model.promises}
+    recovery_s = seen["recovery_disk_s"]
+    assert recovery_s is not None
+    assert abs(recovery_s - restore.lost_s - restore.down_s) < 1e-6
+    assert model.timeline is not None
+    began_s, ended_s = model.timeline.rows[0].spans["down"]
+    assert abs(ended_s - began_s - restore.down_s) < 1e-6
 
 
 def test_one_end_is_one_failure() -> None:
