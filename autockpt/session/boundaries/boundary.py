@@ -30,6 +30,8 @@ from autockpt.session.tuning.plan_follower import PlanFollower
 from autockpt.values import telemetry as t
 from autockpt.values.errors import ConfigError
 
+UNSEEN_ROUNDS = 3
+"""Steps without a call of a model, until the user reads of it."""
 IMPORTED_STEPS = 2
 """Iterations until what a training imports late is there."""
 
@@ -55,6 +57,8 @@ class Boundaries:
         self._saver, self._plans, self._stopper, self._closing = saver, plans, stopper, closing
         self._holder, self._replay = holder, replay
         self._has_written_imports = False
+        self._unseen_rounds = 0
+        """Steps of optimizers since no call of a model was seen."""
 
     def watch(self) -> None:
         """Optimizers and models are hooked from now on."""
@@ -133,6 +137,22 @@ class Boundaries:
                 "use model.compile() or ckpt.steps(total), or call ckpt.step() at their end",
             )
 
+    def _note_unseen(self) -> None:
+        """Optimizers stepped, and no call of a model was seen: the script may call its methods."""
+        if self._iterations.is_blind or self._closing.forwards is None:
+            return
+        self._unseen_rounds += 1
+        if self._unseen_rounds == 1:
+            models = self._rank.live.models.values()
+            self._closing.forwards.watch_part(part for model in models for part in model.modules())
+        elif self._unseen_rounds == UNSEEN_ROUNDS:
+            self._rank.report_degraded(
+                "iterations",
+                "optimizers step, and no call of an attached model in training mode is seen, so "
+                "iterations are not counted and no checkpoint is made. Use ckpt.steps(total), or "
+                "call ckpt.step() at the end of each iteration",
+            )
+
     def _before_step(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Raises ConfigError for a step on a structure whose state is still awaited."""
         if optimizer is not None and self._rank.rebuilding is not None:
@@ -154,6 +174,8 @@ class Boundaries:
             if self._iterations.is_before_loop():
                 return
             self._iterations.warn_of_uneven()
+            if self._iterations.rounds.complete and not self._iterations.has_forward:
+                self._note_unseen()
             wanted = self._stopper.is_stopping or self._saver.is_due(self._rank.step + 1)
             wanted = wanted or self._holder.is_wanted()
             due = self._iterations.rounds.complete and wanted

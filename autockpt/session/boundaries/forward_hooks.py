@@ -7,7 +7,7 @@ a graph that others call (`torch.compile(module)` after attach).  That graph is 
 and the count of iterations needs it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -54,6 +54,23 @@ class Forwards:
 
         # First of all: FSDP2's hook gathers the parameters, and they must be what they were.
         self._handles.append(own_hooks.before_call(module, hook))
+
+    def watch_part(self, modules: Iterable[torch.nn.Module]) -> None:
+        """From now on, the first of these modules that is called in training.
+
+        For a model whose methods are called instead of the model itself.
+        """
+        parts = {id(module) for module in modules}
+
+        def find(module: torch.nn.Module, _: Any) -> None:
+            trains = module.training and torch.is_grad_enabled()
+            if id(module) in parts and trains and not torch.compiler.is_compiling():
+                finder.remove()
+                self.watch(module)
+                self._before(module)  # the new hook is called from the next call on
+
+        finder = torch.nn.modules.module.register_module_forward_pre_hook(find)
+        self._handles.append(finder)
 
     def remove(self) -> None:
         """No call is watched any more."""
