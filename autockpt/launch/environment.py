@@ -101,6 +101,7 @@ FOR_USERS: dict[str, str] = {
     "AUTOCKPT_CONTROL_INTERFACE": "The network interface on which keepers of several nodes meet.",
     "AUTOCKPT_METRICS_PORT": "The keeper serves Prometheus text on this port of 127.0.0.1.",
     "AUTOCKPT_NODE": "The number of this node, which it keeps when other nodes are lost.",
+    "AUTOCKPT_DISK_PATH": "The policy key `disk.path`. Ray Train's store where it is unset.",
     "AUTOCKPT_DISK_WRITERS": "An example of a policy key: `disk.writers`. Other keys work alike.",
 }
 """By name: its effect."""

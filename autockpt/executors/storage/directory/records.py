@@ -166,7 +166,7 @@ def files_of(records: Iterable[Mapping[str, Any]]) -> frozenset[str]:
 
 
 def is_undecided(commit: CommitFile) -> bool:
-    """Whether a commit names whole shards beside those that may replace them."""
+    """Whether a commit names whole shards beside their possible replacements."""
     return any(REPLACES in record for record in commit.records)
 
 

@@ -113,7 +113,7 @@ class Removal:
             self._cut_off.clear()
 
     def take_warning(self) -> str:
-        """What a person has to do about removals, said once; "": nothing."""
+        """The next action of a person about removals, said once; "": none."""
         warning, self._warning = self._warning, ""
         return warning
 

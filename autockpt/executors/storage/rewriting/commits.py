@@ -5,10 +5,9 @@ The second one is final, and only then the whole ones go.  A pin or a newer star
 finds both.  A newer start takes the whole ones back, because it may resume from them.  A process
 that is killed at any instant leaves one of them, whole, and files that the next start removes.
 
-A process may be fenced and still run.  So each replacement is on the condition that the COMMIT is
-the one that was read, and removals follow a replacement that has excluded the others.  In an object
-store a put may arrive late, even after the end of its process: there no text of a COMMIT comes
-twice.
+A process may be fenced and still run.  So a COMMIT is replaced only if it is still the one
+that was read.  Removals follow a replacement that has excluded the others.  In an object store a
+put may arrive late, even after the end of its process: there no text of a COMMIT comes twice.
 """
 
 import contextlib
@@ -95,7 +94,7 @@ def replace_commit(
 
 
 def rewritten_records(commit: CommitFile) -> tuple[Record, ...]:
-    """Of the shards that a COMMIT names first, without those that they replace."""
+    """Of the shards that a COMMIT names first, without the replaced ones."""
     return tuple({k: v for k, v in r.items() if k != REPLACES} for r in commit.records)
 
 
