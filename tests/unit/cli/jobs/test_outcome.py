@@ -104,7 +104,7 @@ def test_what_was_resumed_from_storage_is_durable(
     assert status.last_durable == kept
     said = capsys.readouterr().err
     assert ("nothing of this training is durable" in said) == (source == "memory")
-    assert ("at step 40 (on disk)" in said) == (code == 0 and source == "disk")
+    assert ("at step 40 (durable)" in said) == (code == 0 and source == "disk")
 
 
 def test_a_training_that_was_over_already_is_no_failure(run: RunDirectory) -> None:

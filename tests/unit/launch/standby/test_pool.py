@@ -92,6 +92,7 @@ def test_a_restart_waits_for_a_process_that_still_imports(
 
     monkeypatch.setattr(pool.subprocess, "Popen", popen)
     standbys = pool.StandbyPool(RunDirectory.create(tmp_path / "r"), "on", Console(verbosity=-1))
+    imports.script_begins()
     for rank in range(ranks):
         start(standbys, rank)
         imports.write(str(standbys._run.path), rank)
@@ -135,4 +136,5 @@ def test_the_second_process_of_a_node_is_forked_from_the_first(tmp_path: Path) -
             assert int(stat[1]) == os.getpid()
     finally:
         standbys.close()
-    assert [one is not None and one.poll() for one in processes] == [-9, -9, -9]
+    # One that sees its channel close may be quicker than the signal.
+    assert {one.poll() for one in processes if one is not None} <= {0, -9}

@@ -196,7 +196,7 @@ def test_a_price_alone_costs_no_time() -> None:
         ("prices: {disk: 0.023 USD/GB}", "is not a price; write e.g. 0.023 USD/GB-month"),
         ("prices: {disk: 0.023 dollars/GB-month}", "is not a price"),
         ("prices: {disk: .nan}", "a bare number is ambiguous"),
-        ("prices: {disk: true}", "expected 0.023 USD/GB-month, got true"),
+        ("prices: {disk: true}", "expected a quantity such as 0.023 USD/GB-month, got true"),
         ("prices: {disk: null}", "null is not a value"),
         ("prices: {disk: {gb: 1}}", "expected one value, got a mapping"),
         ("prices: {node: 32 USD/GB-month}", "is not a price; write e.g. 32 USD/h"),
