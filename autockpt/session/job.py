@@ -182,14 +182,15 @@ def current_job(
             resume_from = None
     plan = _first_plan(goal, decision, files.read_plan(), in_place=in_place)
     start, plan = _started(files, goal, plan, profile, place, nodes)
+    # The launcher has told how its directory goes on.
+    is_told = "AUTOCKPT_LAUNCH_ID" in environment and not placed.suffix
     return Job(
         run_directory=path,
         unnamed=not named,
         name=run_dir,
         shared=shared,
         number=number,
-        # The launcher has told how its directory goes on.
-        placed=placed.said * (rank == 0 and number == 1 and not (shared and not placed.suffix)),
+        placed="" if is_told or rank or number > 1 else placed.said,
         checkpoints=checkpoints,
         rank=rank,
         world_size=world_size,
@@ -247,8 +248,9 @@ def _named(run_dir: str | None) -> tuple[str | None, str]:
     script = os.path.splitext(os.path.basename("".join(sys.argv[:1]) or "run"))[0] or "run"
     given_by = given_launch()
     named = os.environ.get("AUTOCKPT_RUN_DIR") or run_dir or (given_by and given_by.run_dir)
-    require_no_url(named or "")
-    return named or None, _as_text(named or os.path.join("runs", script))
+    path = _as_text(named or os.path.join("runs", script))
+    require_no_url(path)
+    return named or None, path
 
 
 def begin_anew() -> None:

@@ -100,8 +100,8 @@ def test_while_it_starts(
     spawn = launch._spawn
     spawned: list[str] = []
 
-    def first_one_dies(run_directory: str, node: int, checkpoints: str, run_id: str) -> str:
-        path = "nowhere.log" if not spawned else spawn(run_directory, node, checkpoints, run_id)
+    def first_one_dies(start: Any) -> str:
+        path = "nowhere.log" if not spawned else spawn(start)
         spawned.append(path)
         return path
 

@@ -111,7 +111,8 @@ def test_a_start_that_keeps_the_plan_promises_anew(
     assert after.inputs is not None
     assert after.plan.tiers == before.plan.tiers
     assert after.inputs.failures.per_job.events == 1
-    assert after.expected.waste > before.expected.waste
+    # Not the waste: stalls beside iterations of a millisecond differ by more from start to start.
+    assert after.expected.recovery_memory_s > before.expected.recovery_memory_s
 
 
 def train_until(live: Live, goal: Goal, condition: Callable[[], bool]) -> None:
