@@ -240,6 +240,8 @@ def spawned_rank(environ: Mapping[str, str]) -> dict[str, str]:
     if rank_and_world(environ) == (rank, world_size):
         return {}
     store, parent = group_store(), os.getppid()
+    if store is None:  # MPI has none
+        return {}
     names = [f"autockpt/parent/{number}" for number in range(world_size)]
     store.set(names[rank], f"{network_of()} {parent} {pid_start(parent)}")
     try:

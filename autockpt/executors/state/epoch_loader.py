@@ -52,7 +52,7 @@ class EpochLoader:
 
         `begin()` is called once, before the first batch of a resumed training is fetched, and
         `first()` behind it; in each training before the first batch.  `fetches()` is called
-        before a later epoch begins, and before each batch behind the first.
+        before an epoch begins, and before each batch is fetched.
         Raises ConfigError for a loader that cannot be resumed at a batch.
         """
         if ahead < 0:
@@ -71,6 +71,15 @@ class EpochLoader:
         """The epoch that the next pass is, or goes on with; where a loop over epochs begins."""
         self.__dict__["_asked"] = True
         return int(self._place.epoch)
+
+    @property
+    def first_batch(self) -> int:
+        """The number of the batch that the next pass begins with; 0 for a whole epoch.
+
+        For a loop that counts: `enumerate(loader, loader.first_batch)`.
+        """
+        is_whole = self._resumed is None or not self._place.under_way
+        return 0 if is_whole else int(self._place.index)
 
     def __iter__(self) -> Iterator[Any]:
         """The rest of the epoch that a checkpoint was made in, else a whole one."""

@@ -103,10 +103,14 @@ class Boundaries:
                 self._iterations.forget_fetches()
                 return  # an evaluation without model.eval(): the loader ends the iteration
             if self._iterations.is_round_over():
+                if self._position.loaders and not self._iterations.has_fetched:
+                    self._warn_of_carried_batch()
                 self._end_round(self._iterations.before_next)
+            self._unseen_rounds = 0
             self._iterations.note_forward()
 
         def fetches(loader: str) -> None:
+            self._iterations.has_fetched = True
             if self._rank.is_closed or not self._position.is_own_thread:
                 return  # a thread that fetches ahead knows nothing of the training
             if self._iterations.is_between(loader):
@@ -135,6 +139,16 @@ class Boundaries:
                 "the model is within a graph that torch.compile may not break, so its calls, and "
                 "with them iterations, are not seen. Attach the module that torch.compile returns, "
                 "use model.compile() or ckpt.steps(total), or call ckpt.step() at their end",
+            )
+
+    def _warn_of_carried_batch(self) -> None:
+        if self._rank.job.rank == 0 and "carried values" not in self._rank.warned:
+            self._rank.report_degraded(
+                "carried values",
+                "an iteration begins without a batch of ckpt.loader. The script has that batch "
+                "already: fetched ahead, used for several steps, or kept by itertools.cycle. A "
+                "restart goes on with the loader's next batch. Fetch a batch at "
+                "the beginning of each iteration, or call ckpt.step() once for each batch",
             )
 
     def _note_unseen(self) -> None:
@@ -168,7 +182,8 @@ class Boundaries:
             self._rank.beat("trains")
         self._saver.windows.boundary()
         self._saver.traffic.boundary()
-        self._iterations.has_stepped, self._iterations.is_within = True, False
+        self._iterations.has_stepped = True
+        self._iterations.is_within = self._iterations.has_fetched = False
         if not self._rank.owns_boundary and not self._rank.is_closed:
             self._iterations.rounds.stepped(name)
             if self._iterations.is_before_loop():

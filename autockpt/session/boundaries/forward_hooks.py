@@ -36,9 +36,14 @@ class Forwards:
         self._inside: dict[int, tuple[torch.nn.Module, Any]] = {}
         """The same module, and its graph."""
         self._handles: list[Any] = []
+        self._watched: set[int] = set()
+        """Ids of the modules that have a hook."""
+        self._finder: Any = None
+        """The hook that looks for a part that is called, while it looks."""
 
     def watch(self, module: torch.nn.Module) -> None:
         """From now on."""
+        self._watched.add(id(module))
         self._wrap(module)
         before, broken = self._before, torch.compiler.disable(self._before)
 
@@ -65,15 +70,22 @@ class Forwards:
         def find(module: torch.nn.Module, _: Any) -> None:
             trains = module.training and torch.is_grad_enabled()
             if id(module) in parts and trains and not torch.compiler.is_compiling():
-                finder.remove()
-                self.watch(module)
-                self._before(module)  # the new hook is called from the next call on
+                self._end_search()
+                if id(module) not in self._watched:
+                    self.watch(module)
+                    self._before(module)  # the new hook is called from the next call on
 
-        finder = torch.nn.modules.module.register_module_forward_pre_hook(find)
-        self._handles.append(finder)
+        if self._finder is None:
+            self._finder = torch.nn.modules.module.register_module_forward_pre_hook(find)
+
+    def _end_search(self) -> None:
+        finder, self._finder = self._finder, None
+        if finder is not None:
+            finder.remove()
 
     def remove(self) -> None:
         """No call is watched any more."""
+        self._end_search()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

@@ -31,6 +31,8 @@ class Iterations:
         """A model was called in training since an optimizer's step."""
         self.fetched: set[str] = set()
         """Loaders of ours that were asked for a batch since the last boundary or evaluation."""
+        self.has_fetched = False
+        """A loader of ours was asked for a batch since an optimizer's step, on any thread."""
         self._feeding: set[str] = set()
         """Of them those by which the training's forwards are fed."""
         self.is_blind = False

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from autockpt.executors.state.epoch_loader import EpochLoader
 from autockpt.session.place.script_frames import script_frames
 
 MOST_SHOWN = 4
@@ -85,6 +86,42 @@ def carried_numbers(frame: types.FrameType | None) -> CarriedNumbers | None:
     if not found:
         return None
     return CarriedNumbers(tuple(found), *next(iter(found.values())))
+
+
+def counted_batches(frame: types.FrameType | None) -> str:
+    """A sentence where a loop around `frame` counts the batches of a loader of ours from 0, and
+    decides something by the number; else "".  Raises nothing."""
+    with contextlib.suppress(Exception):
+        for each in script_frames(frame):
+            known = {**each.f_globals, **each.f_locals}
+            for loop in _loops_around(each)[1]:
+                counter = _counter(loop, known)
+                if counter in _compared(loop):
+                    return (
+                        f"{counter} ({os.path.basename(each.f_code.co_filename)}, line "
+                        f"{loop.lineno}) counts the batches of an epoch from 0, also in the rest "
+                        "of an epoch behind a restart. To go on with the number of then: "
+                        "enumerate(loader, loader.first_batch)"
+                    )
+    return ""
+
+
+def _counter(loop: Loop, known: Mapping[str, Any]) -> str:
+    """The name that `for name, batch in enumerate(...)` counts with, over a loader of ours."""
+    match loop:
+        case ast.For(
+            target=ast.Tuple(elts=[ast.Name(id=name), *_]),
+            iter=ast.Call(func=ast.Name(id="enumerate"), args=[counted], keywords=[]),
+        ):
+            values = (known.get(each.id) for each in _names(counted))
+            return name if any(issubclass(type(v), EpochLoader) for v in values) else ""
+    return ""
+
+
+def _compared(loop: Loop) -> set[str]:
+    """Names in the tests of a loop."""
+    tests = (n.test for n in _own(loop) if isinstance(n, ast.If | ast.While | ast.IfExp))
+    return {name.id for test in tests for name in _names(test)}
 
 
 def carried_values(frame: types.FrameType | None) -> CarriedValues | None:

@@ -27,6 +27,8 @@ class PassedLoops:
         self._held: _Held | None = None
         self._again: set[str] = set()
         """Objects that were put back."""
+        self._changed: list[str] = []
+        """Tensors that were written to again."""
         self._script: dict[str, Any] = {}
         """States of the script's generators."""
 
@@ -36,8 +38,7 @@ class PassedLoops:
         if not rank.start_step or rank.step != rank.start_step or rank.rebuilding is not None:
             return
         if self._held is not None:
-            self._put_back(self._held)
-            self._position.put_over_back(self._script)
+            self._put_back(self._held, compares=self._position.was_over)
             return
         try:
             self._held, self._script = _Held(rank.live), self._position.script_states()
@@ -56,9 +57,8 @@ class PassedLoops:
         if held is None:
             return
         if not self._position.was_over:
-            self._put_back(held)
-        advice = _ADVICE if self._position.are_passes else ""
-        changed = held.changed_tensors(self._rank.live)
+            self._put_back(held, compares=True)
+        advice, changed = _ADVICE if self._position.are_passes else "", self._changed
         if changed:
             more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
             self._rank.report_degraded(
@@ -74,9 +74,13 @@ class PassedLoops:
                 f"step {self._rank.start_step}{advice}"
             )
 
-    def _put_back(self, held: "_Held") -> None:
+    def _put_back(self, held: "_Held", *, compares: bool) -> None:
+        """`compares`: the tensors as well, which reads all of them."""
         try:
+            if compares and not self._changed:
+                self._changed = held.changed_tensors(self._rank.live)
             self._again |= held.put_back(self._rank.live)
+            self._position.put_over_back(self._script)
         except Exception as error:
             if is_from_handler(error):
                 raise

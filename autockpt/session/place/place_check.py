@@ -9,7 +9,11 @@ from autockpt.executors.state.wrapping import unattached_schedulers
 from autockpt.session.base import RankState
 from autockpt.session.boundaries.loop_ahead import is_loop_ahead
 from autockpt.session.endings.closing import Closing
-from autockpt.session.place.carried_values import carried_numbers, carried_values
+from autockpt.session.place.carried_values import (
+    carried_numbers,
+    carried_values,
+    counted_batches,
+)
 from autockpt.session.place.position import (
     SCRIPT,
     feeds_from_loader,
@@ -110,8 +114,10 @@ class PlaceCheck:
             return
         keeps_own = may_hold_place(self._rank.live.others.items())
         numbers = None if self._rank.start_step or keeps_own else carried_numbers(frame)
-        if numbers is not None:
-            self._rank.say(numbers.notice)
+        counted = "" if self._rank.start_step else counted_batches(frame)
+        for notice in (counted, "" if numbers is None else numbers.notice):
+            if notice:
+                self._rank.say(notice)
         if not self._rank.owns_boundary:
             return
         found = None if keeps_own else carried_values(frame)

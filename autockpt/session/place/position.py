@@ -10,7 +10,7 @@ import gc
 import types
 from collections.abc import Iterable
 
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data import dataloader
 
 from autockpt.integrations.adapters import ADAPTERS, is_there
 from autockpt.session.place.train_state import TrainState
@@ -77,7 +77,8 @@ def may_hold_place(others: Iterable[tuple[str, object]]) -> bool:
 
 def feeds_from_loader() -> bool:
     """An epoch of a DataLoader of torch is under way in this process; looks at all objects."""
-    return any(issubclass(type(one), _BaseDataLoaderIter) for one in gc.get_objects())
+    iterators = getattr(dataloader, "_BaseDataLoaderIter", ())  # a private name of torch
+    return any(issubclass(type(one), iterators) for one in gc.get_objects())
 
 
 def refusal(step: int, framework: str | None, *, unused_loader: bool, trained: int = 0) -> str:

@@ -1,5 +1,6 @@
 """Loops over epochs with work behind each: a resumed training does the work of each epoch once."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -144,24 +145,40 @@ def test_work_that_ran_again_is_said(
     assert "for epoch in range(ckpt.epoch, epochs)" in said
 
 
+def averaging(training: Training) -> None:
+    """The work behind each epoch changes the weights, past torch's count of writes."""
+    ckpt = training.attach(data=training.loader)
+    for epoch in range(EPOCHS):
+        for _, batch in ckpt.batches(TOTAL, until=(epoch + 1) * EPOCH):
+            if training.train(epoch, batch[0]):
+                return
+        training.model.weight.data.mul_(0.5)
+
+
 def test_weights_that_the_work_changes_again_are_said(
     attach: Callable[..., Any], new_run: Callable[..., str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """They are not put back: a second copy of them would need as much memory again."""
-
-    def averaging(training: Training) -> None:
-        ckpt = training.attach(data=training.loader)
-        for epoch in range(EPOCHS):
-            for _, batch in ckpt.batches(TOTAL, until=(epoch + 1) * EPOCH):
-                if training.train(epoch, batch[0]):
-                    return
-            training.model.weight.data.mul_(0.5)
-
     run_dir = trainings.prepare(new_run(), trainings.plan(memory=6, disk=6))
     trained(attach, run_dir, averaging, saved=6, stop=9)
     assert "degraded: loop" not in capfd.readouterr().err
     trained(attach, run_dir, averaging)
     assert "degraded: loop: model.weight was changed" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("epochs", "is_said"), [(1, False), (2, True)])
+def test_of_a_run_that_was_over_the_last_work_is_due(
+    attach: Callable[..., Any], new_run: Callable[..., str], capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, epochs: int, is_said: bool,
+) -> None:  # fmt: skip
+    """It changes the weights as it would have; only work behind earlier epochs is said."""
+    run_dir = trainings.prepare(new_run(), trainings.plan(memory=4, disk=4))
+    monkeypatch.setitem(globals(), "EPOCHS", epochs)
+    monkeypatch.setitem(globals(), "TOTAL", epochs * EPOCH)
+    trained(attach, run_dir, averaging)
+    monkeypatch.undo()
+    trained(attach, run_dir, averaging)
+    assert ("degraded: loop: model.weight was changed" in capfd.readouterr().err) == is_said
 
 
 @pytest.mark.parametrize("style", [from_the_first, from_the_one_under_way])
@@ -257,6 +274,84 @@ def test_a_loader_for_evaluations_ends_no_iteration(
     again = trained(attach, run_dir, evaluating)
     assert again.start == saved
     assert again.steps == whole.steps[saved:]
+
+
+def cycled(training: Training) -> None:
+    """itertools.cycle keeps copies of the batches and asks the loader no more."""
+    training.attach()
+    batches = itertools.cycle(training.ckpt.loader(training.loader))
+    for _ in range(2 * EPOCH):
+        training.train(0, next(batches)[0])
+
+
+def twice(training: Training) -> None:
+    """Two steps for each batch."""
+    training.attach()
+    for batch in training.ckpt.loader(training.loader):
+        training.train(0, batch[0])
+        training.train(0, batch[0])
+
+
+def fetched_ahead(training: Training) -> None:
+    """The next batch is fetched between forward and step."""
+    training.attach()
+    batches = iter(training.ckpt.loader(training.loader))
+    batch = next(batches)
+    for _ in range(EPOCH - 1):
+        training.optimizer.zero_grad()
+        training.model(torch.ones(1, 1)).sum().backward()
+        batch = next(batches)
+        training.optimizer.step()
+    assert batch is not None
+
+
+def with_evaluations(training: Training) -> None:
+    """In training mode, with a loader of its own, behind each step."""
+    training.attach()
+    loader = training.ckpt.loader(training.loader)
+    held_out = training.ckpt.loader(DataLoader(TensorDataset(torch.arange(3.0))), name="v")
+    for _ in range(2):
+        for batch in loader:
+            training.train(0, batch[0])
+            with torch.no_grad():
+                for (x,) in held_out:
+                    training.model(x)
+
+
+@pytest.mark.parametrize(
+    ("style", "is_said"),
+    [(cycled, True), (twice, True), (fetched_ahead, True), (with_evaluations, False),
+     (by_its_loader, False)],
+)  # fmt: skip
+def test_a_batch_that_the_loop_has_already_is_said(
+    attach: Callable[..., Any], new_run: Callable[..., str], capfd: pytest.CaptureFixture[str],
+    style: Style, is_said: bool,
+) -> None:  # fmt: skip
+    """A restart goes on with the loader's next one."""
+    trained(attach, trainings.prepare(new_run(), trainings.plan()), style)
+    said = capfd.readouterr().err
+    assert ("degraded: carried values: an iteration begins without a batch" in said) == is_said
+
+
+def test_a_count_of_batches_goes_on(
+    attach: Callable[..., Any], new_run: Callable[..., str]
+) -> None:
+    """`first_batch` is the place in the epoch under way, and 0 for the next ones."""
+
+    def counting(training: Training) -> None:
+        training.attach()
+        loader = training.ckpt.loader(training.loader)
+        for _ in range(loader.epoch, EPOCHS):
+            for i, batch in enumerate(loader, loader.first_batch):
+                if training.train(i, batch[0]):
+                    return
+
+    whole = trained(attach, trainings.prepare(new_run("whole"), trainings.plan()), counting)
+    run_dir = trainings.prepare(new_run(), trainings.plan(memory=6, disk=6))
+    trained(attach, run_dir, counting, saved=6, stop=8)
+    again = trained(attach, run_dir, counting)
+    assert again.start == 6
+    assert again.steps == whole.steps[6:]
 
 
 def test_an_epoch_needs_one_loader(attach: Callable[..., Any], new_run: Callable[..., str]) -> None:

@@ -62,6 +62,25 @@ def test_the_first_part_that_is_called_stands_for_its_model(
     ckpt.close()
 
 
+def test_a_step_ahead_of_the_loop_changes_nothing(
+    attach: Callable[..., Any], new_run: Callable[..., str]
+) -> None:
+    """As of an optimizer whose state is built by a step without gradients: the model is seen."""
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run_dir = trainings.prepare(new_run(), trainings.plan())
+    ckpt = attach(model=model, optimizer=optimizer, data="script", run_dir=run_dir)
+    calls: list[int] = []
+    ckpt._closing.forwards._before = lambda module: calls.append(id(module))
+    optimizer.step()
+    assert len(torch.nn.modules.module._global_forward_pre_hooks) == 1
+    for _ in range(2):
+        model(torch.ones(1))
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+    assert calls == []  # the hook of `watch` holds the function that was given
+    ckpt.close(final_checkpoint=False)
+
+
 def test_a_model_of_which_no_part_is_called_is_said(
     attach: Callable[..., Any], new_run: Callable[..., str], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,17 +18,19 @@ from autockpt.run_directory import RunDirectory
 from autockpt.values.record import to_json
 
 COMMAND = ("-u", "-m", "autockpt.cli.script_runner", "s.py")
-IMPORTS_S = 0.5
-PARKED = f"""
+PARKED = """
 import os, socket, time
 launcher = socket.socket(fileno=int(os.environ["AUTOCKPT_STANDBY"]))
-launcher.recv(1)
-time.sleep({IMPORTS_S})
-launcher.sendall(b'{{"ready": true}}\\n')
-time.sleep({IMPORTS_S} / 10)
-launcher.sendall(b'{{"taken": true}}\\n')
+heard = b""
+while heard.count(b"\\n") < 2:
+    heard += launcher.recv(65536)
+time.sleep(0.05)
+launcher.sendall(b'{"ready": true}\\n')
+time.sleep(0.05)
+launcher.sendall(b'{"taken": true}\\n')
 time.sleep(60)
 """
+"""It imports until the order to be a rank comes, and a moment longer."""
 
 
 def start(standbys: pool.StandbyPool, rank: int = 0) -> Any:

@@ -16,6 +16,7 @@ from autockpt.session.place.carried_values import (
     CarriedValues,
     carried_numbers,
     carried_values,
+    counted_batches,
 )
 from autockpt.session.place.script_frames import is_within_loop
 
@@ -316,6 +317,47 @@ def test_numbers_that_decide_something_are_named(
 def test_numbers_for_show_and_restored_ones_are_not(text: str) -> None:
     """Sums, times, and values that the script takes from the session."""
     assert found_in(text, "sums", carried_numbers) is None
+
+
+COUNTING = """
+    for epoch in range(1):
+        for i, x in enumerate(loader):
+            model(x)
+            boundary()
+            if {test}:
+                pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("loader", "test", "is_named"),
+    [
+        ("enumerate(loader)", "i % 2 == 0", True),
+        ("enumerate(shown(loader))", "i + 1 == len(loader)", True),
+        ("enumerate(loader, loader.first_batch)", "i % 2 == 0", False),
+        ("enumerate(loader)", "epoch", False),
+        ("enumerate(data)", "i % 2 == 0", False),
+    ],
+)
+def test_a_count_of_batches_that_begins_at_0_is_named(
+    loader: str, test: str, is_named: bool
+) -> None:
+    """If the loop decides something by it."""
+    scope = f"""
+    from autockpt.executors.state.epoch_loader import EpochLoader
+    from torch.utils.data import DataLoader
+    loader = EpochLoader(DataLoader(data), begin=lambda: None)
+    shown = iter
+    {COUNTING.replace("enumerate(loader)", loader).format(test=test).lstrip()}"""
+    said: list[str] = []
+
+    def look(frame: types.FrameType) -> None:
+        said.append(counted_batches(frame))
+
+    found_in(textwrap.dedent(scope), "counting", look)
+    assert bool(said[0]) == is_named
+    if is_named:
+        assert said[0].startswith("i (counting.py, line ")
 
 
 def test_a_script_without_source_has_none() -> None:

@@ -10,13 +10,17 @@ import pytest
 
 from autockpt.executors.keeper.hangs import activity
 from autockpt.executors.keeper.hangs.activity import Activities, Activity
+from tests.unit.executors.keeper.hangs.test_watch import HANGS
 
 LOOKS = 4
-BODIES: dict[str, tuple[str, Activity]] = {
-    "receives by TCP": ("""
+CONNECTED = """
 with socket.create_server(("127.0.0.1", 0)) as listener:
     theirs = socket.create_connection(listener.getsockname())
     ours, _ = listener.accept()
+"""
+"""Two sockets of one process."""
+BODIES: dict[str, tuple[str, Activity]] = {
+    "receives by TCP": (CONNECTED + """
 def send():
     while True:
         ours.sendall(bytes(20_000))
@@ -52,23 +56,12 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 """, "moves data"),
-    "hangs beside a busy thread": ("""
-lock = threading.Lock()
-lock.acquire()
-def work():
-    while True:
-        time.sleep(0.05)
-threading.Thread(target=work, daemon=True).start()
-lock.acquire()
-""", ""),
+    "hangs beside a busy thread": (HANGS, ""),
     "polls for a file": ("""
 while not os.path.exists("never"):
     time.sleep(0.01)
 """, ""),
-    "polls by TCP": ("""
-with socket.create_server(("127.0.0.1", 0)) as listener:
-    theirs = socket.create_connection(listener.getsockname())
-    ours, _ = listener.accept()
+    "polls by TCP": (CONNECTED + """
 def answer():
     while True:
         ours.sendall(ours.recv(65536))
