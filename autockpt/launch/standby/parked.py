@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -113,6 +114,11 @@ def _make_twin(
     return launcher
 
 
+def _is_per_start(name: str) -> bool:
+    """Whether a variable may differ from one start to the next."""
+    return name in PER_START or name.startswith(("AUTOCKPT_", "TORCHELASTIC_"))
+
+
 class _World:
     """The environment that importing has read and changed."""
 
@@ -128,12 +134,23 @@ class _World:
     @contextlib.contextmanager
     def watched(self, orders: "_Orders") -> Iterator[None]:
         """Notes which variables are read, and rests between modules until the order comes."""
-        read, kind = self._read, type(os.environ)
+        read, kind, names = self._read, type(os.environ), deque[str]()
 
         class Watched(kind):  # type: ignore[misc, valid-type]
             def __getitem__(self, key: Any) -> Any:
-                read.add(key)
+                # A copy of everything (fsspec makes one) has names that are no library's, too.
+                is_copied = bool(names) and names.popleft() == key
+                if not is_copied:
+                    names.clear()
+                if not (is_copied and _is_per_start(key)):
+                    read.add(key)
                 return super().__getitem__(key)
+
+            def __iter__(self) -> Iterator[str]:
+                names.clear()
+                for name in super().__iter__():
+                    names.append(name)
+                    yield name
 
             def items(self) -> Any:
                 # Looked through for names with a prefix (tqdm does), which are the library's own.
@@ -202,8 +219,7 @@ class _World:
         for name in sorted(self._before.keys() | environment.keys()):
             if self._before.get(name) == environment.get(name):
                 continue
-            own = name in PER_START or name.startswith(("AUTOCKPT_", "TORCHELASTIC_"))
-            if name in self._read or not own:
+            if name in self._read or not _is_per_start(name):
                 raise Refusal(f"{name} has changed, which libraries may read when imported")
         for file, stamp in self._files.items():
             if imports.stamp(file) != stamp:

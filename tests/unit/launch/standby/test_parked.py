@@ -46,7 +46,7 @@ class Parked:
         self.environment = {
             "PYTHONPATH": f"{self.site}:{ROOT}", "PATH": os.environ["PATH"],
             "TORCHELASTIC_RESTART_COUNT": "0", "MASTER_PORT": "1", "OTHER": "1",
-            "OMP_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1", "AUTOCKPT_KEPT_STORE": "1:1",
         }  # fmt: skip
         self.command = [
             sys.executable, "-u", "-m", "autockpt.cli.script_runner", str(self.script), "a", "b c",
@@ -262,6 +262,28 @@ def test_it_refuses_where_a_fresh_process_would_import_something_else(
         answer = one.take(**change)
     assert reason in answer["refused"]
     assert one.process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("copy", "changed", "is_taken"),
+    [
+        ("dict(os.environ)", "AUTOCKPT_KEPT_STORE", True),
+        ("os.environ.copy()", "MASTER_PORT", True),
+        ("[os.environ[name] for name in os.environ]", "MASTER_PORT", True),
+        ("dict(os.environ)", "OTHER", False),
+        ("dict(os.environ), os.environ['MASTER_PORT']", "MASTER_PORT", False),
+    ],
+)
+def test_a_library_that_copies_the_environment_has_not_read_what_differs_at_each_start(
+    park: Callable[..., Parked], copy: str, changed: str, is_taken: bool
+) -> None:
+    """As fsspec does, which many frameworks import."""
+    one = park(library=f"{LIBRARY}copied = {copy}\n")
+    assert one.order() == {"ready": True}
+    answer = one.take(**{changed: "2"})
+    assert ("taken" in answer) == is_taken
+    if not is_taken:
+        assert answer["refused"].startswith(f"{changed} has changed")
 
 
 def test_it_refuses_when_a_library_was_edited(park: Callable[..., Parked]) -> None:
