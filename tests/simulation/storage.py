@@ -13,6 +13,12 @@ LONGEST = 3
 """Files that one shard is put together from, at most."""
 
 
+def is_replaced(trainer: Trainer, by: m.Incarnation) -> bool:
+    """It is of an earlier round of that launch."""
+    own = trainer.incarnation
+    return own.launch_id == by.launch_id and own.restart_round < by.restart_round
+
+
 class Storage(Trainers):
     """Shard files, commits, claims, decisions, deletions."""
 
@@ -423,13 +429,13 @@ class Storage(Trainers):
             if self.runtime.reads_before_claim:
                 job.append(self.read_catalogue(do, term))
                 return None
-            self.claim(keeper, term)
+            self.claim(keeper, do.incarnation, term)
             job.append(term)
             return None
         if self.runtime.reads_before_claim and do.term is None:
             if job[3].term != max(self.disk.claim, do.after) + 1:
                 return m.TermRefused(incarnation=do.incarnation, reason="somebody was faster")
-            self.claim(keeper, job[3].term)
+            self.claim(keeper, do.incarnation, job[3].term)
             return job[3]
         if do.term is not None:
             if do.term < self.disk.claim:
@@ -438,10 +444,14 @@ class Storage(Trainers):
             job.append(do.term)
         return self.read_catalogue(do, job[3])
 
-    def claim(self, keeper: Keeper, term: int) -> None:
-        """A number that nobody uses, also where the directory has forgotten all."""
+    def claim(self, keeper: Keeper, claimer: m.Incarnation, term: int) -> None:
+        """A number that nobody uses, also where the directory has forgotten all.
+
+        Trainers of an earlier round do not count: all keepers know the claimer, and refuse them.
+        """
         if term <= self.disk.term:
-            running = [t.term for t in self.trainers if not t.refused]
+            living = [t for t in self.trainers if not t.refused and not is_replaced(t, claimer)]
+            running = [t.term for t in living]
             self.oracle.begin_anew(term, running, self.nodes)
         self.disk.claim = self.disk.term = keeper.claimed = term
         self.shapes[term] = keeper.coordinator.state.nodes

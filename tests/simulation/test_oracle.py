@@ -4,8 +4,8 @@ import pytest
 
 from autockpt.executors.protocol import messages as m
 from autockpt.executors.protocol.coordinator.replicating import ParityRanks
-from tests.simulation.actors import Content, Keeper
-from tests.simulation.cluster import gen
+from tests.simulation.actors import Content, Keeper, Trainer
+from tests.simulation.cluster import LAUNCH, gen
 from tests.simulation.oracle import Promise, Violation
 from tests.simulation.simulation import Simulation
 
@@ -95,3 +95,42 @@ def test_what_a_new_keeper_says_of_an_older_one_is_no_promise(sound: bool) -> No
     world.oracle.nan = set() if sound else {newer}
     world.promise_memory(keeper, m.MemoryCommitted(generation=SAVED, health="good"))
     assert world.oracle.memory == (set() if sound else {SAVED})
+
+
+@pytest.mark.parametrize("round_no", [1, 2])
+def test_a_term_is_claimed_again_beside_trainers_that_every_keeper_refuses(round_no: int) -> None:
+    """Its directory was emptied; one of an earlier round than the claimer's is refused for sure."""
+    world, keeper = two_nodes()
+    for node in world.nodes:
+        node.slots.clear()
+        node.replicas.clear()
+    world.disk.term = 2
+    left = Trainer(rank=0, nodes=(0, 1), incarnation=m.Incarnation(launch_id="L", restart_round=1))
+    left.term = 2
+    world.trainers.append(left)
+    claimer = m.Incarnation(launch_id="L", restart_round=round_no)
+    if round_no == 1:
+        with pytest.raises(Violation, match="something of it is left"):
+            world.claim(keeper, claimer, 1)
+    else:
+        world.claim(keeper, claimer, 1)
+        assert world.disk.term == 1
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_torn_shard_of_the_same_name_is_written_over(sealed: bool) -> None:
+    """Names are given again where a directory was emptied; a sealed one of that name is kept."""
+    world, keeper = two_nodes()
+    world.disk.claim, world.oracle.decided[1] = 1, None
+    world.oracle.memory = {SAVED}
+    trainer = Trainer(rank=0, nodes=(0, 1), incarnation=LAUNCH, term=1, running=True)
+    world.trainers.append(trainer)
+    old = Content(generation=SAVED, history=7, rank=0, world=2, sealed=sealed)
+    world.nodes[0].slots[0, 1] = old
+    grant = m.GrantSlot(rank=0, generation=gen(1, 2), slot=1)
+    if sealed:
+        with pytest.raises(Violation, match="newest in memory"):
+            world.do_GrantSlot(keeper, grant)
+    else:
+        world.do_GrantSlot(keeper, grant)
+        assert world.nodes[0].slots[0, 1] is not old

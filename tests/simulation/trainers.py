@@ -293,7 +293,9 @@ class Trainers(World):
         old = slots.get((do.rank, do.slot))
         if old is not None and old.writer is not None:
             self.oracle.fail(f"slot {do.slot} of rank {do.rank} granted while written")
-        if old is not None and self.slots > 1 and trainer.term == self.disk.term:
+        # A torn one is nothing, though an emptied directory may have given its name again.
+        whole = old is not None and old.sealed and self.slots > 1
+        if old is not None and whole and trainer.term == self.disk.term:
             own = (slots.get((do.rank, slot)) for slot in range(self.slots))
             held = {content.generation for content in own if content is not None and content.sealed}
             self.oracle.overwritten(old.generation, trainer.term, held)
