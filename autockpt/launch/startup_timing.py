@@ -40,9 +40,15 @@ class Startup:
     @property
     def since_decided_s(self) -> float | None:
         """From the launcher's decision until attach; None where there was no such launcher."""
-        if self.launch_s is None or self.script_s is None:
+        born_s = self.since_born_s
+        return None if self.launch_s is None or born_s is None else self.launch_s + born_s
+
+    @property
+    def since_born_s(self) -> float | None:
+        """From the birth of the process until attach; None where it attached before."""
+        if self.script_s is None:
             return None
-        parts = (self.launch_s, self.interpreter_s, self.torch_import_s, self.process_group_s)
+        parts = (self.interpreter_s, self.torch_import_s, self.process_group_s)
         return sum(part or 0.0 for part in parts) + self.script_s
 
 

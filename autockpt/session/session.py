@@ -534,13 +534,15 @@ class Session:
                 new_process_reason=os.environ.get(environment.NEW_PROCESS, ""),
             )
         )  # fmt: skip
-        decided_s = startup.since_decided_s
+        begins = not self._job.restart_count
+        before_s = startup.since_born_s if begins else startup.since_decided_s
         self._client.send(
             wire.TrainerResumed(
                 rank=self._job.rank, term=self._rank.term, generation=resumed.generation,
                 step=resumed.step, source=resumed.source, bytes=resumed.bytes,
                 restore_s=time.monotonic() - began,
-                came_s=None if decided_s is None else decided_s + time.monotonic() - attach_at,
+                came_s=None if before_s is None else before_s + time.monotonic() - attach_at,
+                begins_launch=begins,
             )
         )  # fmt: skip
         if resumed.generation is None and self._job.number > 1:

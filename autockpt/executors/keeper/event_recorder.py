@@ -288,21 +288,19 @@ class EventRecorder:
         lost_steps = max(0, outage.step - message.step) if outage else 0
         pace = outage.exposure_s / outage.steps if outage and outage.steps else 0.0
         down_s = _now() - outage.began_s if outage else 0.0
-        detect_s = None
-        if outage is not None and message.came_s is not None:
-            detect_s = max(0.0, down_s - message.came_s)
+        detect_s, restart_s = _apart(message, down_s)
         self._writer.emit(
             t.Restored(
                 at_s=_now(), rank=message.rank,
                 generation="" if message.generation is None else str(message.generation),
                 step=message.step, source=message.source, bytes=message.bytes,
                 restore_s=message.restore_s, lost_steps=lost_steps, lost_s=lost_steps * pace,
-                down_s=down_s, detect_s=detect_s,
+                down_s=down_s, detect_s=detect_s if outage is not None else None,
             )
         )  # fmt: skip
         if outage is not None and message.rank == min(outage.ranks, default=message.rank):
             self._close(
-                outage, message, lost_steps, lost_steps * pace, down_s, detect_s or 0.0,
+                outage, message, lost_steps, lost_steps * pace, detect_s, restart_s,
                 memory_died=inherited,
             )  # fmt: skip
 
@@ -312,8 +310,8 @@ class EventRecorder:
         message: TrainerResumed,
         lost_steps: int,
         lost_s: float,
-        down_s: float,
-        detect_s: float,
+        detect_s: float | None,
+        restart_s: float | None,
         *,
         memory_died: bool,
     ) -> None:
@@ -331,7 +329,7 @@ class EventRecorder:
             step=outage.step,
             exposure_s=outage.exposure_s,
             detect_s=detect_s,
-            restart_s=max(0.0, down_s - detect_s - message.restore_s),
+            restart_s=restart_s,
             restore_s=message.restore_s,
             source=message.source,
             lost_steps=lost_steps,
@@ -346,6 +344,19 @@ class EventRecorder:
                 file.write(to_json(record) + "\n")
         except OSError as error:
             self.degraded("failure log", str(error))
+
+
+def _apart(message: TrainerResumed, down_s: float) -> tuple[float | None, float | None]:
+    """Of an outage the seconds of (detection, restart); None: not known.
+
+    Without a time of the launcher all of it counts as restart.  The wait for a new launch is
+    neither: it says nothing about the next failure.
+    """
+    came_s = message.came_s
+    if message.begins_launch:
+        return None, None if came_s is None else max(0.0, came_s - message.restore_s)
+    detect_s = 0.0 if came_s is None else max(0.0, down_s - came_s)
+    return detect_s, max(0.0, down_s - detect_s - message.restore_s)
 
 
 def _now() -> float:

@@ -280,7 +280,10 @@ class TrainerResumed:
     bytes: int
     restore_s: float
     came_s: float | None = None
-    """From the launcher's decision to restart until the state was in place; None: not known."""
+    """From the launcher's decision to restart until the state was in place; None: not known.
+    Where it `begins_launch`: from the birth of the process."""
+    begins_launch: bool = False
+    """A person or a scheduler started the job anew, and nothing here timed their part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

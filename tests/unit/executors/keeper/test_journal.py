@@ -349,3 +349,21 @@ def test_a_way_back_that_nobody_timed_counts_as_restart(tmp_path: Path, clock: C
     journal.resumed(back())
     (record,) = failures(tmp_path)
     assert (record.detect_s, record.restart_s, record.restore_s) == (0.0, 8.0, 2.0)
+
+
+@pytest.mark.parametrize("came_s", [7.0, None])
+def test_the_night_until_somebody_starts_a_job_again_is_no_restart(
+    tmp_path: Path, clock: Clock, came_s: float | None
+) -> None:
+    """What the new start took is; the promise of the next run would be worth nothing otherwise."""
+    journal = EventRecorder(str(tmp_path), 0)
+    journal.trainer_lost(board(0, step=30), 5, "")
+    clock.now_s += 8 * 3600.0
+    journal.resumed(replace(back(), came_s=came_s, begins_launch=True))
+    (record,) = failures(tmp_path)
+    restart_s = None if came_s is None else 5.0
+    assert (record.detect_s, record.restart_s, record.restore_s) == (None, restart_s, 2.0)
+    known = estimate_recovery([record])
+    assert (known.detect.source, known.restart.source) == (
+        "assumed", "assumed" if came_s is None else "measured"
+    )  # fmt: skip
