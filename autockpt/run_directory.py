@@ -12,7 +12,7 @@
     rollbacks.jsonl  one line per rollback after a spike                     (RollbackRecord)
     status.json      how it stands, or ended                                (RunStatus)
     trackers.json    what trackers have got of it                           (trackers.sent)
-    standby/         what each rank had imported, for its parked successor
+    standby/         for each rank's next process: what it had imported, what it copies early
     caches/          code that the ranks have compiled, by kind of machine
     incidents/       what was found when ranks made no progress
     report.html, logs/

@@ -21,6 +21,7 @@ from autockpt.executors.protocol import messages as p
 from autockpt.executors.snapshot.snapshotter import Snapshot
 from autockpt.executors.snapshot.streaming import Passage
 from autockpt.session.base import RankState
+from autockpt.session.boundaries import changing_tensors
 from autockpt.session.boundaries.iterations import Iterations
 from autockpt.session.place.training_position import TrainingPosition
 from autockpt.session.slots import SlotRequests, pause_s
@@ -107,6 +108,10 @@ class Saver:
         self._trial: Trial | None = None
         """The newest snapshot of a comparison, until its cost is known."""
         self._undue = _undue(rank.plan, rank.total, 1, -1)
+        self._changing_path = changing_tensors.path_of(rank.job.run_directory, rank.job.rank)
+        self._changing = set(changing_tensors.read(self._changing_path))
+        """Names of tensors of which some process of this rank found that."""
+        rank.live.not_lazy |= self._changing
         self._encoding: tuple[Layout, dict[str, str], str, str] | None = None
         """The newest layout and codecs by class, and the encoding computed from them."""
         self._early_s = 0.0
@@ -614,6 +619,9 @@ class Saver:
         reason = f"changed between boundary and fence: {', '.join(changed[:5])}"
         self._client.withdraw(save, reason)
         self._rank.live.not_lazy |= set(changed) & known or known
+        if not self._changing >= set(changed) & known:
+            self._changing |= set(changed) & known
+            changing_tensors.write(self._changing_path, self._changing)
         self._rank.emit(
             t.SnapshotDiscarded(
                 at_s=time.monotonic(), rank=self._job.rank, generation=str(save.generation),

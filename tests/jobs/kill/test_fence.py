@@ -18,6 +18,7 @@ from safetensors import safe_open
 from torch import nn
 
 from autockpt.executors.snapshot import copy_engine as snapshots
+from autockpt.session.boundaries import changing_tensors
 from tests.support import trainings
 from tests.support.live import granted
 
@@ -154,13 +155,20 @@ def assert_saved(saved: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 def bench(
     attach: Callable[..., Any], new_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Bench]]:
-    """Makes a Bench; extra models go under their own names beside `net`."""
+    """Makes a Bench; extra models go under their own names beside `net`.
+
+    `changing`: names that an earlier process of the run left.
+    """
     torch.set_num_threads(1)
     gate = Gate(monkeypatch)
 
-    def make(optimizer: str = "adamw", **models: nn.Module) -> Bench:
+    def make(
+        optimizer: str = "adamw", changing: frozenset[str] = frozenset(), **models: nn.Module
+    ) -> Bench:
         job = trainings.build(trainings.JobSpec(optimizer=optimizer, width=64))
         run_dir = trainings.prepare(new_run(), trainings.plan(memory=1, disk=1))
+        if changing:
+            changing_tensors.write(changing_tensors.path_of(run_dir, 0), changing)
         attached = job.attached
         del attached["data"]
         if models:
@@ -270,6 +278,18 @@ def test_a_change_behind_the_fence_discards_and_names(
     assert len(it.events("SnapshotDiscarded")) == 1
     assert_saved(it.saved(3), expected)
     assert it.on_disk(2) is None
+    left = changing_tensors.read(changing_tensors.path_of(it.run_dir, 0))
+    assert left == {"model.again.weight"}
+
+
+def test_the_next_process_loses_no_snapshot_to_what_is_known(bench: Callable[..., Bench]) -> None:
+    """Each restart of a script that averages its weights would lose its first one otherwise."""
+    it = bench(changing=frozenset({"model.again.weight", "model.of.another.time"}))
+    expected = it.boundary()
+    _data_add(it.job.model)
+    it.train()
+    assert_saved(it.saved(2), expected)
+    assert not it.events("SnapshotDiscarded")
 
 
 def test_an_average_updated_in_place_is_noticed(bench: Callable[..., Bench]) -> None:
