@@ -30,7 +30,7 @@ from autockpt.policies.default_plan import plan_while_measured, plan_without_pro
 from autockpt.profiling.facts.start_decision import Start, decide_start, undecided
 from autockpt.run_directory import RunDirectory, require_no_url
 from autockpt.session.attaches import of_this_process, within
-from autockpt.session.place.called_function import call_arguments
+from autockpt.session.place.script.called_function import call_arguments
 from autockpt.values import same_job
 from autockpt.values.errors import AutockptError, ConfigError, DirectoryBusyError, StorageError
 from autockpt.values.generation import Generation

@@ -48,7 +48,7 @@ from autockpt.session.place.passed_loops import PassedLoops
 from autockpt.session.place.place_check import PlaceCheck
 from autockpt.session.place.position import framework_of
 from autockpt.session.place.replay_check import ReplayCheck
-from autockpt.session.place.script_frames import is_only_shown, is_within_loop
+from autockpt.session.place.script.frames import is_only_shown, is_within_loop
 from autockpt.session.place.training_position import ONLY, Extra, Restored, TrainingPosition
 from autockpt.session.room import lack_of_memory, refusal
 from autockpt.session.saving import Saver

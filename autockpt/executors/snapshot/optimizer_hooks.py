@@ -203,8 +203,12 @@ class OptimizerHooks:
         before: Callable[[torch.optim.Optimizer | None], None],
         after: Callable[[torch.optim.Optimizer], None],
         inner: Mapping[torch.optim.Optimizer, torch.optim.Optimizer] | None = None,
+        other: Callable[[torch.optim.Optimizer], None] | None = None,
     ) -> None:
-        """`inner`: by an optimizer inside another one that of `optimizers` whose step it is."""
+        """`inner`: by an optimizer inside another one that of `optimizers` whose step it is.
+
+        `other` gets all others ahead of their steps, unless these are part of such a step.
+        """
         inner = inner or {}
         self._known = {id(steps_as(optimizer)): optimizer for optimizer in optimizers}
         self._known |= {id(steps_as(one)): outer for one, outer in inner.items()}
@@ -212,6 +216,7 @@ class OptimizerHooks:
         """By id of one of `optimizers` those within it that step now, the outermost first."""
         self._before = before
         self._after = after
+        self._other = other
         self._handles: list[Any] = [
             register_optimizer_step_pre_hook(self._pre),
             register_optimizer_step_post_hook(self._post),
@@ -239,6 +244,8 @@ class OptimizerHooks:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         known = self._known.get(id(optimizer))
         if known is None:
+            if self._other is not None and not any(self._stepping.values()):
+                self._other(optimizer)
             return None
         within = self._stepping.setdefault(id(known), [])
         if id(optimizer) in within and not _is_again(optimizer):

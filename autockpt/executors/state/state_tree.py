@@ -8,8 +8,9 @@ the set is an error that names its place, found at attach by a dry encoding.
 import base64
 import enum
 import math
+import struct
 import sys
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -53,7 +54,7 @@ def encode(value: Any, path: str, tensors: dict[str, torch.Tensor], depth: int =
     if kind is int:
         return value if abs(value) < _EXACT_INT else {"$int": hex(value)}  # no limit of digits
     if kind is float:
-        return value if math.isfinite(value) else {"$float": repr(value)}
+        return value if math.isfinite(value) else {"$float": _nan_bits(value) or repr(value)}
     if isinstance(value, torch.Tensor):
         compound = compound_of(value)
         if compound is not None:
@@ -64,6 +65,9 @@ def encode(value: Any, path: str, tensors: dict[str, torch.Tensor], depth: int =
     if kind is list or kind is tuple:
         items = [encode(v, f"{path}.{i}", tensors, depth + 1) for i, v in enumerate(value)]
         return items if kind is list else {"$tuple": items}
+    if kind is deque:
+        items = [encode(v, f"{path}.{i}", tensors, depth + 1) for i, v in enumerate(value)]
+        return {"$deque": [value.maxlen, items]}
     if isinstance(value, enum.Enum):
         return {"$enum": [_class_name(value, path), _member(value)]}
     scalar = _encode_scalar(value)
@@ -345,6 +349,12 @@ def _mark_of(value: Any) -> str:
     return "$dict"
 
 
+def _nan_bits(value: float) -> str:
+    """Of a NaN with a sign or a payload; "" for others."""
+    bits = struct.pack(">d", value).hex()
+    return f"nan:{bits}" if math.isnan(value) and bits != "7ff8000000000000" else ""
+
+
 def _encode_scalar(value: Any) -> Skeleton | None:
     if isinstance(value, torch.Size):
         return {"$size": list(value)}
@@ -382,6 +392,9 @@ def _decode_mark(key: str, inner: Any, tensors: dict[str, torch.Tensor], place: 
         return array.numpy()
     if key == "$tuple":
         return tuple(_decode(item, tensors, place) for item in inner)
+    if key == "$deque":
+        longest, items = inner
+        return deque((_decode(item, tensors, place) for item in items), longest)
     if key == "$dict":
         return {_decode(k, tensors, place): _decode(v, tensors, place) for k, v in inner}
     if key in _DICTS:
@@ -392,7 +405,8 @@ def _decode_mark(key: str, inner: Any, tensors: dict[str, torch.Tensor], place: 
     if key == "$int":
         return int(inner, 0)
     if key == "$float":
-        return float(inner)
+        bits = inner.partition("nan:")[2]
+        return struct.unpack(">d", bytes.fromhex(bits))[0] if bits else float(inner)
     if key == "$complex":
         return complex(float(inner[0]), float(inner[1]))
     if key == "$bytes":

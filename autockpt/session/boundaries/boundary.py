@@ -66,8 +66,9 @@ class Boundaries:
         attached, every = live.attached_optimizers, live.optimizers
         inner = {every[name]: every[outer] for name, outer in live.outer.items()}
         hooks = self._closing.hooks = OptimizerHooks(
-            list(attached.values()), self._before_step, self._after_optimizer, inner
-        )
+            list(attached.values()), self._before_step, self._after_optimizer, inner,
+            other=self._place.note_other_optimizer,
+        )  # fmt: skip
         for module in live.models.values():
             hooks.guard_module(module)
         self._watch_forwards()
@@ -225,6 +226,7 @@ class Boundaries:
             self._place.warn_of_schedulers()
             self._place.warn_of_loaders()
             self._place.warn_of_carried_values()
+        self._place.warn_of_attributes()
         if step == self._rank.start_step + IMPORTED_STEPS and not self._has_written_imports:
             self._write_imports()
         whole = self._iterations.has_stepped or not self._rank.live.optimizers

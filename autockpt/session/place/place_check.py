@@ -2,18 +2,17 @@
 
 import os
 import sys
+import time
+import weakref
 from typing import Any
+
+import torch
 
 from autockpt.executors.state.live_state import inner_objects
 from autockpt.executors.state.wrapping import unattached_schedulers
 from autockpt.session.base import RankState
 from autockpt.session.boundaries.loop_ahead import is_loop_ahead
 from autockpt.session.endings.closing import Closing
-from autockpt.session.place.carried_values import (
-    carried_numbers,
-    carried_values,
-    counted_batches,
-)
 from autockpt.session.place.position import (
     SCRIPT,
     feeds_from_loader,
@@ -23,8 +22,22 @@ from autockpt.session.place.position import (
     refusal,
     warning,
 )
+from autockpt.session.place.script.carried_attributes import CarriedAttributes
+from autockpt.session.place.script.carried_values import (
+    carried_numbers,
+    carried_values,
+    counted_batches,
+)
+from autockpt.session.place.train_state import AttributeState
 from autockpt.session.place.training_position import TrainingPosition
 from autockpt.values.exit_codes import WOULD_TRAIN_WRONGLY
+
+LOOK_PAUSE_S, LOOK_GROWTH, MOST_PAUSE_S = 1.0, 1.5, 600.0
+"""Between looks for attributes that change: the first pause, each next one's ratio, the longest."""
+LOOK_SHARE = 1e-2
+"""Largest share of the time that these looks take."""
+MOST_NOTICES = 3
+"""About attributes."""
 
 ASKS_PLACE = frozenset({"batches", "steps", "step_count"})
 """Names of a session that a script uses where it goes on with the restored state."""
@@ -53,6 +66,14 @@ class PlaceCheck:
         """Whose loop called attach; None: the script's."""
         self.has_asked = False
         """The script has read `step_count` before it trained, and not only to show it."""
+        self._others: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        """Optimizers that have stepped and are not attached."""
+        self._attributes = CarriedAttributes()
+        self._notices = 0
+        self._look_at_s = 0.0
+        """When attributes are looked at next, CLOCK_MONOTONIC, and"""
+        self._look_pause_s = LOOK_PAUSE_S
+        """the pause behind that."""
         self._is_ahead: bool | None = None
         """The script goes on to ask where to go on; None: not looked for."""
 
@@ -90,6 +111,28 @@ class PlaceCheck:
                 "anew; add it: autockpt.attach(..., scheduler=...)"
             )
 
+    def note_other_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """One that is not attached steps: its state is lost if it trains an attached model.
+
+        The first step is no training yet, as where a script fills the state of an optimizer.
+        """
+        if "optimizer" in self._rank.warned or self._rank.is_closed or self.framework:
+            return
+        if optimizer not in self._others:
+            self._others.add(optimizer)
+            return
+        live = self._rank.live
+        attached = {id(each) for model in live.models.values() for each in model.parameters()}
+        trained = (each for group in optimizer.param_groups for each in group["params"])
+        if any(id(each) in attached for each in trained) and not framework_of(sys._getframe(1)):
+            self._rank.report_degraded(
+                "optimizer",
+                f"an optimizer ({type(optimizer).__name__}) that is not attached steps on parameters of an "
+                "attached model. No checkpoint has its state, and with attach alone its steps end "
+                "no iteration. Attach every optimizer, as in optimizer={'g': ..., 'd': ...}. One "
+                "that is made later: change the groups of the attached one, or attach again",
+            )
+
     def warn_of_loaders(self) -> None:
         """A script that begins its loop at the step count may still begin its data anew."""
         position, others = self._position, self._rank.live.others.items()
@@ -123,6 +166,26 @@ class PlaceCheck:
         found = None if keeps_own else carried_values(frame)
         if found is not None:
             self._rank.report_degraded("carried values", found.warning)
+
+    def warn_of_attributes(self) -> None:
+        """Objects of the script may carry values on, which show when they have changed."""
+        now_s, began_s = time.monotonic(), time.thread_time()
+        if now_s < self._look_at_s or self._notices >= MOST_NOTICES:
+            return
+        frame, live = sys._getframe(1), self._rank.live
+        if self._rank.job.rank or self.framework or framework_of(frame):
+            self._notices = MOST_NOTICES  # whoever saves its own
+        elif not may_hold_place(live.others.items()):
+            kept = {(id(one), "") for one in inner_objects(live.others.values())}
+            states = [one for one in live.others.values() if isinstance(one, AttributeState)]
+            kept |= {one.kept(name) for one in states for name in one.names}
+            notice = self._attributes.look(frame, kept)
+            if notice:
+                self._notices += 1
+                self._rank.say(notice)
+        took_s = time.thread_time() - began_s
+        self._look_at_s = now_s + max(self._look_pause_s, took_s / LOOK_SHARE)
+        self._look_pause_s = min(self._look_pause_s * LOOK_GROWTH, MOST_PAUSE_S)
 
     def has_place(self) -> bool:
         """Loop and data go on where the state is, as far as the script has said until now."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from torch.utils.data import dataloader
 
 from autockpt.integrations.adapters import ADAPTERS, is_there
-from autockpt.session.place.train_state import TrainState
+from autockpt.session.place.train_state import AttributeState, TrainState
 
 SCRIPT = "script"
 """The value of `attach(data=...)` or AUTOCKPT_DATA for a script that places its loop and data
@@ -69,7 +69,7 @@ def may_hold_place(others: Iterable[tuple[str, object]]) -> bool:
     """One of the attached objects may count batches: the script's own class, by its own name."""
     return any(
         not type(value).__module__.startswith("torch.")
-        and not isinstance(value, TrainState)
+        and not isinstance(value, TrainState | AttributeState)
         and not name.startswith(_WITHOUT_PLACE)
         for name, value in others
     )

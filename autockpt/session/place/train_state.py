@@ -1,6 +1,7 @@
 """Plain values that a training carries from one iteration or epoch to the next."""
 
 import copy
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +17,9 @@ class TrainState:
         ckpt = autockpt.attach(model=model, optimizer=optimizer, state=state)
         state.best = max(state.best, accuracy)
 
-    A value is a number, a string, a bool, None, a tensor, an array, or a list or dict of them.  A
-    restart finds the values of its checkpoint; a value that the checkpoint lacks stays as it is.
+    A value is a number, a string, a bool, None, a tensor, an array, or a list, deque or dict of
+    them.  A restart finds the values of its checkpoint; a value that the checkpoint lacks stays as
+    it is.  `TrainState.of` keeps attributes of an object of the script's.
     """
 
     def __init__(self, **values: Any) -> None:
@@ -27,6 +29,17 @@ class TrainState:
                 raise ConfigError(f"TrainState({name}=...): this name is taken; choose another one")
         self.__dict__.update(values)
 
+    @staticmethod
+    def of(owner: Any, *names: str) -> "AttributeState":
+        """Each checkpoint contains these attributes of `owner`, which may be dotted.
+
+            state = autockpt.TrainState.of(trainer, "global_step", "stopper.best")
+
+        Values and restart as above; lists, deques and dicts stay the same objects.  Raises
+        ConfigError where there are no names, or no attribute of a name.
+        """
+        return AttributeState(owner, names)
+
     def state_dict(self) -> dict[str, Any]:
         """The values by name."""
         return dict(self.__dict__)
@@ -34,11 +47,81 @@ class TrainState:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes them back; a tensor goes to the device of the one that it replaces."""
         for name, value in state_dict.items():
-            former = self.__dict__.get(name)
-            if isinstance(former, torch.Tensor) and isinstance(value, torch.Tensor):
-                value = value.to(former.device)
-            self.__dict__[name] = copy.deepcopy(value)
+            self.__dict__[name] = _put_back(self.__dict__.get(name), value)
 
     def __repr__(self) -> str:
         """As it was made."""
         return f"TrainState({', '.join(f'{k}={v!r:.40}' for k, v in self.__dict__.items())})"
+
+
+class AttributeState:
+    """Attributes of an object of the script's, read and written where they are."""
+
+    def __init__(self, owner: Any, names: tuple[str, ...]) -> None:
+        self._owner, self.names = owner, names
+        if not names:
+            raise ConfigError(
+                'TrainState.of(object): which attributes? As in TrainState.of(trainer, "best")'
+            )
+        for name in names:
+            holder, last = self.place_of(name)
+            if not hasattr(holder, last):
+                raise ConfigError(
+                    f"TrainState.of(..., {name!r}): a {type(holder).__qualname__} has no "
+                    f"attribute {last}; assign it before, or correct the name"
+                )
+
+    def place_of(self, name: str) -> tuple[Any, str]:
+        """The object that has the attribute at present, and the last part of the name.
+
+        Raises ConfigError where an object on the way is missing.
+        """
+        holder = self._owner
+        *path, last = name.split(".")
+        for part in path:
+            try:
+                holder = _part(holder, part)
+            except (AttributeError, LookupError, ValueError):
+                raise ConfigError(
+                    f"TrainState.of(..., {name!r}): a {type(holder).__qualname__} has no "
+                    f"attribute or item {part}; assign it before, or correct the name"
+                ) from None
+        return holder, last
+
+    def kept(self, name: str) -> tuple[int, str]:
+        """(id of the object, attribute) of a name."""
+        holder, last = self.place_of(name)
+        return id(holder), last
+
+    def state_dict(self) -> dict[str, Any]:
+        """The values by name."""
+        places = {name: self.place_of(name) for name in self.names}
+        return {name: getattr(holder, last) for name, (holder, last) in places.items()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes back the values that are still named; a tensor goes to the device of the former."""
+        for name in self.names:
+            if name in state_dict:
+                holder, last = self.place_of(name)
+                setattr(holder, last, _put_back(getattr(holder, last, None), state_dict[name]))
+
+
+def _part(holder: Any, name: str) -> Any:
+    """Its attribute, or its item where it is a list, a tuple or a dict."""
+    if isinstance(holder, list | tuple):
+        return holder[int(name)]
+    return holder[name] if isinstance(holder, dict) else getattr(holder, name)
+
+
+def _put_back(former: Any, value: Any) -> Any:
+    """A value like `former`, which is the same object where it is a list, a deque or a dict."""
+    if isinstance(former, torch.Tensor) and isinstance(value, torch.Tensor):
+        return copy.deepcopy(value.to(former.device))
+    value = copy.deepcopy(value)
+    if type(former) is not type(value) or former is value:
+        return value
+    if isinstance(former, list | deque | dict):
+        former.clear()
+        (former.update if isinstance(former, dict) else former.extend)(value)
+        return former
+    return value

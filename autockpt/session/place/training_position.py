@@ -22,7 +22,7 @@ from autockpt.executors.storage.directory.records import lossy_notice
 from autockpt.session.base import RankState
 from autockpt.session.place.gradient_buckets import GradientBuckets
 from autockpt.session.place.position import is_script
-from autockpt.session.place.script_generators import ScriptGenerators
+from autockpt.session.place.script.generators import ScriptGenerators
 from autockpt.values import telemetry as t
 from autockpt.values.errors import AutockptError, ConfigError
 

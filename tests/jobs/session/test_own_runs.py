@@ -24,7 +24,7 @@ from autockpt.launch.rank_env import place_of_rank
 from autockpt.run_directory import RunDirectory
 from autockpt.session import job as job_module
 from autockpt.session.job import Job, current_identity, current_job
-from autockpt.session.place.called_function import call_arguments
+from autockpt.session.place.script.called_function import call_arguments
 from autockpt.values import same_job
 from autockpt.values.errors import ConfigError, DirectoryBusyError, StorageError
 from autockpt.values.goal import Goal

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from autockpt.session.place import position
-from autockpt.session.place.script_frames import is_only_shown
+from autockpt.session.place.script.frames import is_only_shown
 from autockpt.values import exit_codes, script_errors
 from tests.jobs.session.test_ending import DATA
 from tests.support import trainings

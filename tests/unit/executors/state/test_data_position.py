@@ -25,7 +25,7 @@ from torch.utils.data import (
 
 from autockpt.executors.state.data_position import DataPosition
 from autockpt.executors.state.rng import rng_state, set_rng_state
-from autockpt.session.place.script_generators import ScriptGenerators
+from autockpt.session.place.script.generators import ScriptGenerators
 from autockpt.values.errors import ConfigError
 from tests.unit.executors.sharding.jobs import stored
 

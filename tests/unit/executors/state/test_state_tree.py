@@ -328,3 +328,14 @@ def test_a_hostile_skeleton_is_corrupt_and_nothing_else(skeleton: Any) -> None:
     """One exception type, so that another source is tried; nothing is called by name."""
     with pytest.raises(CorruptCheckpointError, match=r"saved state|unknown mark|not in the image"):
         decode({"x": [skeleton]}, {})
+
+
+@pytest.mark.parametrize("longest", [None, 2])
+def test_a_deque_comes_back_with_its_limit(longest: int | None) -> None:
+    """Samples of a memory are tuples of arrays and numbers."""
+    value = collections.deque([(np.ones(2), 1), (np.zeros(2), 2)], maxlen=longest)
+    tensors: dict[str, torch.Tensor] = {}
+    back = decode(encode(value, "memory", tensors), tensors)
+    assert type(back) is collections.deque
+    assert back.maxlen == longest
+    assert [(row.tolist(), n) for row, n in back] == [([1.0, 1.0], 1), ([0.0, 0.0], 2)]

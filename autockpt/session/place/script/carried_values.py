@@ -10,6 +10,7 @@ One that is compared, or multiplied on, decides something.  One that is only sum
 
 import ast
 import contextlib
+import functools
 import inspect
 import linecache
 import os
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 
 from autockpt.executors.state.epoch_loader import EpochLoader
-from autockpt.session.place.script_frames import script_frames
+from autockpt.session.place.script.frames import script_frames
 
 MOST_SHOWN = 4
 """Names in one notice."""
@@ -94,7 +95,7 @@ def counted_batches(frame: types.FrameType | None) -> str:
     with contextlib.suppress(Exception):
         for each in script_frames(frame):
             known = {**each.f_globals, **each.f_locals}
-            for loop in _loops_around(each)[1]:
+            for loop in loops_around(each)[1]:
                 counter = _counter(loop, known)
                 if counter in _compared(loop):
                     return (
@@ -120,7 +121,7 @@ def _counter(loop: Loop, known: Mapping[str, Any]) -> str:
 
 def _compared(loop: Loop) -> set[str]:
     """Names in the tests of a loop."""
-    tests = (n.test for n in _own(loop) if isinstance(n, ast.If | ast.While | ast.IfExp))
+    tests = (n.test for n in own_nodes(loop) if isinstance(n, ast.If | ast.While | ast.IfExp))
     return {name.id for test in tests for name in _names(test)}
 
 
@@ -133,18 +134,27 @@ def carried_values(frame: types.FrameType | None) -> CarriedValues | None:
     return None
 
 
-def _loops_around(frame: types.FrameType) -> tuple[ast.AST | None, list[Loop]]:
+def parsed(file: str, variables: dict[str, Any] | None = None) -> ast.Module:
+    """The source of a file; `variables` of its module know where it is no file."""
+    return _parsed("".join(linecache.getlines(file, variables)))
+
+
+@functools.lru_cache(maxsize=2)
+def _parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
+def loops_around(frame: types.FrameType) -> tuple[ast.AST | None, list[Loop]]:
     """The function that runs, and its loops around the running line, the outermost first."""
     line = frame.f_lineno
-    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
-    scope = _scope(ast.parse("".join(lines)), frame.f_code)
-    loops = [] if scope is None else [one for one in _own(scope) if isinstance(one, Loop)]
+    scope = _scope(parsed(frame.f_code.co_filename, frame.f_globals), frame.f_code)
+    loops = [] if scope is None else [one for one in own_nodes(scope) if isinstance(one, Loop)]
     return scope, [one for one in loops if one.lineno <= line <= (one.end_lineno or 0)]
 
 
 def _in_frame(frame: types.FrameType) -> Iterator[CarriedValues]:
     known = {**frame.f_globals, **frame.f_locals}
-    for loop in _loops_around(frame)[1]:
+    for loop in loops_around(frame)[1]:
         carried = {
             name: at
             for name, at in _assigned_late(loop).items()
@@ -158,7 +168,7 @@ def _in_frame(frame: types.FrameType) -> Iterator[CarriedValues]:
 def _numbers_in(frame: types.FrameType) -> dict[str, int]:
     """Name -> line of its assignment in a loop."""
     known = {**frame.f_globals, **frame.f_locals}
-    scope, loops = _loops_around(frame)
+    scope, loops = loops_around(frame)
     found: dict[str, int] = {}
     for loop in reversed(loops):
         deciding = _deciding(loop)
@@ -173,7 +183,7 @@ def _numbers_in(frame: types.FrameType) -> dict[str, int]:
 def _deciding(loop: Loop) -> set[str]:
     """Names that a test compares as they are, and names that are reckoned on from themselves."""
     found: set[str] = set()
-    for node in [loop, *_own(loop)]:
+    for node in [loop, *own_nodes(loop)]:
         if isinstance(node, ast.If | ast.While | ast.IfExp):
             for test in ast.walk(node.test):
                 if isinstance(test, ast.Compare):
@@ -185,19 +195,19 @@ def _deciding(loop: Loop) -> set[str]:
         elif isinstance(node, ast.Assign) and len(node.targets) == 1:
             target, value = node.targets[0], node.value
             sums = any(isinstance(each, ast.Add) for each in ast.walk(value))
-            if isinstance(target, ast.Name) and not sums and not _asks_clock(value):
+            if isinstance(target, ast.Name) and not sums and not asks_clock(value):
                 found |= {target.id} & {name.id for name in _names(value)}
-    return found - {name for node in _own(loop) for name in _timed(node)}
+    return found - {name for node in own_nodes(loop) for name in _timed(node)}
 
 
 def _timed(node: ast.AST) -> set[str]:
     """Names that an assignment gives a time."""
-    if not isinstance(node, ast.Assign) or not _asks_clock(node.value):
+    if not isinstance(node, ast.Assign) or not asks_clock(node.value):
         return set()
     return {name.id for target in node.targets for name in _names(target)}
 
 
-def _asks_clock(value: ast.AST) -> bool:
+def asks_clock(value: ast.AST) -> bool:
     attributes = (one.attr for one in ast.walk(value) if isinstance(one, ast.Attribute))
     names = (name.id for name in _names(value))
     return any(one in _CLOCKS for one in (*attributes, *names))
@@ -205,8 +215,8 @@ def _asks_clock(value: ast.AST) -> bool:
 
 def _from_us(scope: ast.AST, known: Mapping[str, Any]) -> set[str]:
     """Names that the script assigns from a session or another object of ours."""
-    ours = {name for name, value in known.items() if _is_ours(value)}
-    assigns = [one for one in _own(scope) if isinstance(one, ast.Assign | ast.AnnAssign)]
+    ours = {name for name, value in known.items() if is_ours(value)}
+    assigns = [one for one in own_nodes(scope) if isinstance(one, ast.Assign | ast.AnnAssign)]
     size = -1
     while size != len(ours):
         size = len(ours)
@@ -217,7 +227,7 @@ def _from_us(scope: ast.AST, known: Mapping[str, Any]) -> set[str]:
     return ours
 
 
-def _is_ours(value: Any) -> bool:
+def is_ours(value: Any) -> bool:
     module = str(getattr(type(value), "__module__", ""))
     return module.startswith("autockpt.") and not isinstance(value, types.ModuleType)
 
@@ -233,12 +243,20 @@ def _scope(tree: ast.Module, code: types.CodeType) -> ast.AST | None:
     return None
 
 
-def _own(node: ast.AST) -> Iterator[ast.AST]:
+def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
     """What stands in a node without the functions and classes in it, in the order of the source."""
     for child in ast.iter_child_nodes(node):
         yield child
         if not isinstance(child, Function | ast.ClassDef):
-            yield from _own(child)
+            yield from own_nodes(child)
+
+
+def assigned_anew(loop: Loop) -> set[str]:
+    """Names that each iteration assigns before it reads them."""
+    read: set[str] = set()
+    lines: dict[str, int] = {}
+    _follow([loop], set(), read, lines)
+    return lines.keys() - read
 
 
 def _assigned_late(loop: Loop) -> dict[str, int]:
@@ -332,7 +350,7 @@ def _names(node: ast.AST) -> Iterator[ast.Name]:
 def _given_to_models(loop: Loop, known: Mapping[str, Any]) -> set[str]:
     """Names in the arguments of calls of a module, or of calls that get a module as well."""
     found: set[str] = set()
-    for call in _own(loop):
+    for call in own_nodes(loop):
         if not isinstance(call, ast.Call):
             continue
         given = [*call.args, *(each.value for each in call.keywords)]

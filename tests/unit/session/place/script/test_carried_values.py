@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from autockpt.session.place.carried_values import (
+from autockpt.session.place.script.carried_values import (
     CarriedNumbers,
     CarriedValues,
     carried_numbers,
     carried_values,
     counted_batches,
 )
-from autockpt.session.place.script_frames import is_within_loop
+from autockpt.session.place.script.frames import is_within_loop
 
 FETCHED_AHEAD = """
     x, y = fetch()

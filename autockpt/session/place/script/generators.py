@@ -20,10 +20,8 @@ from autockpt.executors.linux.signal_errors import is_from_handler
 from autockpt.executors.state import state_tree
 from autockpt.executors.state.rng import generator_mark
 from autockpt.executors.state.shuffle_rng import GENERATORS, generator_state, set_generator_state
-from autockpt.session.place.script_frames import is_script_file
-
-MOST_OBJECTS, MOST_ITEMS, DEPTH = 2000, 100, 3
-"""Objects of the script that are looked into, items of a list or dict, and objects in objects."""
+from autockpt.session.place.script.frames import is_script_file
+from autockpt.session.place.script.objects import inside
 
 
 class ScriptGenerators:
@@ -162,7 +160,7 @@ def _found(
 ) -> Iterator[tuple[str, Any]]:
     """(name, generator), each once."""
     known = set[int]()
-    for path, one in _inside(_roots(frame, models)):
+    for path, one in inside(_roots(frame, models)):
         is_drawn = isinstance(one, GENERATORS) and not isinstance(one, random.SystemRandom)
         if is_drawn and id(one) not in known | _GLOBAL:
             known.add(id(one))
@@ -197,40 +195,3 @@ def _roots(
             for key, value in list(vars(part).items()):
                 if isinstance(value, GENERATORS):
                     yield ".".join(filter(None, (name, path, key))), value
-
-
-def _inside(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """The roots and their parts, breadth first; nothing of libraries, tensors and models."""
-    row, seen = list(roots), set[int]()
-    for _ in range(DEPTH + 1):
-        coming = []
-        for path, one in row:
-            yield path, one
-            if id(one) not in seen and len(seen) < MOST_OBJECTS:
-                parts = _parts(one)
-                if parts:
-                    seen.add(id(one))
-                    coming += [(f"{path}.{key}", part) for key, part in parts]
-        row = coming
-
-
-def _parts(one: Any) -> list[tuple[str, Any]]:
-    if type(one) is dict:
-        items = list(one.items()) if len(one) <= MOST_ITEMS else []
-        return [(str(key), item) for key, item in items]
-    if type(one) in (list, tuple):
-        return [(str(i), item) for i, item in enumerate(one)] if len(one) <= MOST_ITEMS else []
-    kinds = (type, types.ModuleType, types.FunctionType, torch.nn.Module, torch.optim.Optimizer)
-    if isinstance(one, kinds) or not _is_own(type(one)):
-        return []
-    own = getattr(one, "__dict__", None)
-    return list(own.items()) if type(own) is dict else []
-
-
-def _is_own(kind: type) -> bool:
-    """A class of the script, or of a module beside it."""
-    module = sys.modules.get(kind.__module__)
-    if module is None or kind.__module__ == "builtins":
-        return False
-    file = getattr(module, "__file__", None)
-    return kind.__module__ == "__main__" or (file is not None and is_script_file(file))
