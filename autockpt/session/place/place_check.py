@@ -127,10 +127,11 @@ class PlaceCheck:
         if any(id(each) in attached for each in trained) and not framework_of(sys._getframe(1)):
             self._rank.report_degraded(
                 "optimizer",
-                f"an optimizer ({type(optimizer).__name__}) that is not attached steps on parameters of an "
-                "attached model. No checkpoint has its state, and with attach alone its steps end "
-                "no iteration. Attach every optimizer, as in optimizer={'g': ..., 'd': ...}. One "
-                "that is made later: change the groups of the attached one, or attach again",
+                f"an optimizer ({type(optimizer).__name__}) that is not attached steps on "
+                "parameters of an attached model. No checkpoint has its state, and with attach "
+                "alone its steps end no iteration. Attach every optimizer, as in "
+                "optimizer={'g': ..., 'd': ...}. One that is made later: change the groups of "
+                "the attached one, or attach again",
             )
 
     def warn_of_loaders(self) -> None:
