@@ -9,8 +9,8 @@ file, that no other process still reads it.
 
 import contextlib
 import os
+import re
 import secrets
-import shutil
 
 from autockpt import new_files
 from autockpt.values.policy_keys.paths import is_store_url
@@ -19,6 +19,12 @@ KEPT_PER_RANK = 3
 """Where saves come faster than they are read back, as many retire at once."""
 TIGHT_SHARE = 0.1
 """A disk with less free space than this share is for checkpoints, not for conveniences."""
+_OURS = re.compile(r"(r\d{5,}|taken)-[0-9a-f]{12}")
+
+
+def is_spare(name: str) -> bool:
+    """Whether a file of `spare/` is one that we put there."""
+    return bool(_OURS.fullmatch(name))
 
 
 def is_tight(path: str) -> bool:
@@ -64,14 +70,26 @@ class ReusableFiles:
         return None
 
     def clear(self) -> None:
-        """Gives the space back: at the start and the end of a keeper, and when a disk is full."""
-        if self._has_blocks:
-            shutil.rmtree(self._path, ignore_errors=True)
+        """Gives the space back: at the start and the end of a keeper, and when a disk is full.
+
+        Files of others stay.
+        """
+        if not self._has_blocks:
+            return
+        with contextlib.suppress(OSError):
+            for name in filter(is_spare, os.listdir(self._path)):
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(self._path, name))
+            os.rmdir(self._path)
 
     def _of(self, rank: int) -> list[str]:
         if not self._has_blocks:
             return []
         try:
-            return [n for n in os.listdir(self._path) if n.startswith(f"r{rank:05d}-")]
+            return [
+                name
+                for name in os.listdir(self._path)
+                if name.startswith(f"r{rank:05d}-") and is_spare(name)
+            ]
         except OSError:
             return []

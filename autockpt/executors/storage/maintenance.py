@@ -3,7 +3,8 @@
 Nothing that holds a COMMIT is ever deleted here.  A damaged generation is *set aside*: renamed into
 `quarantine/`, with a line that says why, for a person to look at.  Leftovers of dead runs are
 removed: unfinished generations, temporary files, trash, spare files, folders of dead keepers.
-Their owner must be proven dead: by the lease for a directory, by the lock for a keeper.
+Only names that we make count.  Their owner must be proven dead: by the lease for a directory, by
+the lock for a keeper.
 """
 
 import contextlib
@@ -24,10 +25,13 @@ from autockpt.executors.storage.directory.records import (
     FORMAT,
     RunFile,
     is_ours,
+    is_temporary,
     publish,
     read_commit,
     read_small,
 )
+from autockpt.executors.storage.directory.removal import is_trash
+from autockpt.executors.storage.file_reuse import is_spare
 from autockpt.executors.storage.lineage import read_decision
 from autockpt.executors.storage.places.choose import place_of
 from autockpt.executors.storage.places.unfinished_uploads import (
@@ -198,12 +202,13 @@ def leftovers(
     the store does not answer.
     """
     found = []
-    for kind in ("trash", "spare"):
+    for kind, is_own in (("trash", is_trash), ("spare", is_spare)):
         folder = os.path.join(directory, kind)
-        found += [_leftover(folder, name, kind, size) for name, size in _listed(folder).items()]
+        listed = _listed(folder).items()
+        found += [_leftover(folder, name, kind, size) for name, size in listed if is_own(name)]
     for folder in (directory, *(os.path.join(directory, n) for n in ("terms", "decisions"))):
         for name, size in _listed(folder).items():
-            if name.endswith(".tmp"):
+            if is_temporary(name):
                 found.append(_leftover(folder, name, "temporary", size))
     for name in _listed(directory):
         found += _of_generation(directory, name, newest_term)

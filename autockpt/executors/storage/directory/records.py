@@ -25,6 +25,9 @@ _OURS = re.compile(
     r"(shard|idx)-\d{5}-[aw]\d+\.(safetensors|json)|VERIFIED|CORRUPT|SUSPECT|PINNED|COMMIT(\.\w+\.tmp)?"
 )
 """Files of a generation that go with it, beside those its COMMIT lists."""
+_TEMPORARY = re.compile(
+    r"((RUN|JOB|EVER|heartbeat|t-\d{6,}(\.left)?|probe\.[0-9a-f]{12}\.tmp)\.|probe\.)[0-9a-f]{12}\.tmp"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +186,11 @@ def comes_back(folder: str, commit: CommitFile) -> bool:
     return is_undecided(commit) and files_of(whole_records(commit)) <= set(
         place_of(folder).names(folder)
     )
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file beside the generations is a record that we did not finish to publish."""
+    return bool(_TEMPORARY.fullmatch(name))
 
 
 def is_ours(name: str) -> bool:

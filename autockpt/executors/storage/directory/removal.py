@@ -6,6 +6,7 @@ generations for their blocks.
 
 import contextlib
 import os
+import re
 import shutil
 
 from autockpt.executors.storage.directory.commits import Commits
@@ -27,6 +28,7 @@ from autockpt.values.generation import Generation
 
 GOING = "COMMIT.going.tmp"
 """COMMIT of a checkpoint that is being deleted."""
+_TOKEN = re.compile(r"[0-9a-f]{8}")
 UPLOAD_TRIES = 8
 """Removals in a row that cannot end uploads; then a start leaves them to a rule of the bucket."""
 
@@ -181,16 +183,27 @@ class Removal:
         self._place.discard(path, names, os.path.join(self.path, "trash"))
 
     def empty_trash(self) -> None:
-        """Removes what an earlier process could not finish removing."""
+        """Removes what an earlier process could not finish removing; folders of others stay."""
         if self._place.is_store:
             return
         directory = os.path.join(self.path, "trash")
         names: list[str] = []
         with contextlib.suppress(StorageError):
             names = names_in(directory)
-        for name in names:
+        for name in filter(is_trash, names):
             shutil.rmtree(os.path.join(directory, name), ignore_errors=True)
         self.spares.clear()
+
+
+def is_trash(name: str) -> bool:
+    """Whether a folder of `trash/` has the name of a checkpoint that we put there."""
+    generation, _, token = name.rpartition("-")
+    if not _TOKEN.fullmatch(token):
+        return False
+    with contextlib.suppress(AutockptError):
+        Generation.from_name(generation)
+        return True
+    return False
 
 
 def _listed(path: str) -> tuple[list[str], frozenset[str]]:

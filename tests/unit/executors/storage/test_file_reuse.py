@@ -394,7 +394,7 @@ def test_two_takers_never_get_the_same_file(directory: CheckpointDirectory) -> N
     folder = Path(directory.path) / "spare"
     folder.mkdir()
     for i in range(40):
-        (folder / f"r00000-{i:04d}").touch()
+        (folder / f"r00000-{i:012x}").touch()
     start = threading.Barrier(4)
     taken: list[list[str]] = [[] for _ in range(4)]
 
@@ -431,11 +431,11 @@ def test_a_keeper_begins_and_ends_without_spare_files(tmp_path: Path) -> None:
     run.mkdir()
     pool = checkpoints / "spare"
     pool.mkdir(parents=True)
-    (pool / "r00000-left").touch()
+    (pool / "r00000-0123456789ab").touch()
     keeper = Keeper(str(run), 0, str(checkpoints))
     assert not pool.exists()
     pool.mkdir()
-    (pool / "r00000-new").touch()
+    (pool / "r00000-0123456789ac").touch()
     keeper._leave_when_drained = True
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -450,7 +450,7 @@ def test_after_a_failed_write_the_pool_is_given_back(tmp_path: Path) -> None:
     keeper = Keeper(str(run), 0, str(checkpoints))
     pool = checkpoints / "spare"
     pool.mkdir()
-    for name in ("r00000-a", "r00000-b", "r00001-a"):
+    for name in ("r00000-00000000000a", "r00000-00000000000b", "r00001-00000000000a"):
         (pool / name).touch()
     first = keeper._shards._spare(0, 1)
     assert first is not None

@@ -28,6 +28,37 @@ def job(tmp_path: Path) -> Job:
     return job
 
 
+def make_foreign(directory: Path) -> dict[Path, bytes]:
+    """Files of a person under folders and endings that we use too."""
+    names = (
+        "trash/mine/weights.bin", "trash/thesis.tex", "trash/run-01234567/log",
+        "spare/thesis.txt", "spare/r00000-notes", "spare/taken-photos.zip",
+        "download.tmp", "model.tmp/weights", "terms/list.tmp", "decisions/t-000001.abc.tmp",
+        "RUN.old.tmp",
+    )  # fmt: skip
+    for name in names:
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_bytes(name.encode())
+    return {directory / name: name.encode() for name in names}
+
+
+def test_a_start_and_an_end_of_a_keeper_leave_foreign_files(job: Job) -> None:
+    """It empties trash and spare files of ours alone."""
+    foreign = make_foreign(Path(job.path))
+    ours = (
+        Path(job.path, "trash", f"{NEWEST.name}-01234567", "shard"),
+        Path(job.path, "spare", "r00000-0123456789ab"),
+        Path(job.path, "spare", "taken-0123456789ab"),
+    )
+    for path in ours:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+    job.directory.empty_trash()
+    assert {path: path.read_bytes() for path in foreign} == foreign
+    assert not any(path.exists() for path in ours)
+    assert job.directory.spares.take(0) is None
+
+
 def results(job: Job) -> list[object]:
     return [verify_generation(job.path, f"ckpt-t0001-step-0000000{step}") for step in (1, 2, 3)]
 
@@ -123,9 +154,10 @@ def test_gc_removes_leftovers_and_nothing_else(
     mixed = Path(job.directory.create_generation(Generation(term=1, step=8)))
     (mixed / "idx-00000-a1.json").write_bytes(b"torn")
     (mixed / "mine").write_bytes(b"mine")
-    (Path(job.path) / "terms" / "t-000002.abc.tmp").write_bytes(b"")
+    (Path(job.path) / "terms" / "t-000002.0123456789ab.tmp").write_bytes(b"")
     (Path(job.path) / "trash").mkdir(exist_ok=True)
-    (Path(job.path) / "trash" / "old").mkdir()
+    (Path(job.path) / "trash" / f"{Generation(term=1, step=4).name}-01234567").mkdir()
+    foreign = make_foreign(Path(job.path))
     before = [path.read_bytes() for path in sorted(newest(job).iterdir())]
     assert app.run(["gc", job.path, "--dry-run"]) == 0
     assert (unfinished / "shard-00000-a1.safetensors").exists()
@@ -138,6 +170,7 @@ def test_gc_removes_leftovers_and_nothing_else(
     assert [path.read_bytes() for path in sorted(newest(job).iterdir())] == before
     assert maintenance.leftovers(job.path) == []
     assert (Path(job.path) / "notes.txt").exists()
+    assert {path: path.read_bytes() for path in foreign} == foreign
     assert job.restore() == NEWEST
 
 
@@ -160,13 +193,13 @@ def test_gc_cleans_an_object_store(
         (folder / generation.name).mkdir()
         for name in files:
             (folder / generation.name / name).write_bytes(b"torn")
-    (folder / "probe.abc.tmp").write_bytes(b"first")
+    (folder / "probe.0123456789ab.tmp").write_bytes(b"first")
     assert app.run(["gc", directory.path, "--dry-run"]) == 0
     assert app.run(["gc", directory.path]) == 0
     said = capsys.readouterr().out.splitlines()
     dead = Generation(term=1, step=9).name
     assert said[:2] == said[2:] == [
-        f"temporary         5 B  {directory.path}/probe.abc.tmp",
+        f"temporary         5 B  {directory.path}/probe.0123456789ab.tmp",
         f"unfinished        4 B  {directory.path}/{dead}/shard-00000-a1.safetensors",
     ]  # fmt: skip
     assert [path.name for path in (folder / dead).iterdir()] == ["mine"]
