@@ -52,6 +52,11 @@ class AcceleratedLoop(OverSession):
         """The loader whose epoch has ended, with the boundary of its last iteration."""
         self._batches = [0] * len(self._loaders)
         """Micro-batches trained in the epoch of each loader."""
+        self._goes_on = [False] * len(self._loaders)
+        """The next pass over each loader is the rest of an epoch."""
+        self._under_way = list(self._goes_on)
+        self._epochs = [0] * len(self._loaders)
+        """Passes over each loader that have ended; the script may leave one early."""
         custom = accelerator._custom_objects
         optimizers = [one for one in custom if isinstance(one, torch.optim.Optimizer)]
         objects = {
@@ -83,7 +88,15 @@ class AcceleratedLoop(OverSession):
         """The epoch that the first prepared loader goes on with, or begins."""
         if not self._places:
             raise ConfigError("ckpt.epoch: no loader was prepared; use ckpt.step_count")
-        return int(self._loaders[0].iteration)
+        return self._epochs[0] + (self._owed is self._loaders[0])
+
+    @property
+    def first_batch(self) -> int:
+        """The number of the micro-batch that the next pass over that loader begins with.
+
+        For a loop that counts: `enumerate(loader, ckpt.first_batch)`.
+        """
+        return self._batches[0] if self._places and self._goes_on[0] else 0
 
     @property
     def step_count(self) -> int:
@@ -138,8 +151,12 @@ class AcceleratedLoop(OverSession):
         if self._owed is not None:
             number, self._owed = self._number(self._owed), None
             assert number is not None
-            self._batches[number] = 0
+            self._end_pass(number)
             self.session.step()
+
+    def _end_pass(self, number: int) -> None:
+        self._epochs[number] += 1
+        self._batches[number], self._under_way[number] = 0, False
 
     def _at_exit(self) -> None:
         if getattr(sys, "last_value", None) is None:
@@ -173,6 +190,9 @@ class AcceleratedLoop(OverSession):
             goes_on = False
             if self._owed is loader:
                 self._pay()
+            if self._under_way[number] and not self._goes_on[number]:
+                self._end_pass(number)  # the script has left it early
+            self._goes_on[number], self._under_way[number] = False, True
             self.session.finish_restore()
             begin()
 
@@ -192,6 +212,7 @@ class AcceleratedLoop(OverSession):
             "step": self._accelerator.step,
             "iterations": [loader.iteration for loader in self._loaders],
             "batches": list(self._batches),
+            "epochs": list(self._epochs),
         }
 
     def _load(self, extra: Mapping[str, Any]) -> None:
@@ -203,6 +224,9 @@ class AcceleratedLoop(OverSession):
             )
         self._accelerator.step = extra["step"]
         self._batches = list(extra["batches"])
+        self._goes_on = [count > 0 for count in self._batches]
+        self._under_way = list(self._goes_on)
+        self._epochs = list(extra.get("epochs", extra["iterations"]))
         for loader, iteration in zip(self._loaders, extra["iterations"], strict=True):
             loader.iteration = iteration
 

@@ -144,6 +144,8 @@ class Watch:
         if self.session is not None:
             link = self.session._client
             link.wait_until(lambda: link.saves.memory_committed is not None, 60)
+            before = self.session.step_count - 1  # however slow this machine is
+            link.wait_until(lambda: link.saves.memory_committed.step >= before, 5)
         with open(mark, "w") as file:
             file.write(str(number))
         if place == "node":

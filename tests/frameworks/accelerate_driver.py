@@ -24,7 +24,7 @@ def train(case: Case, watch: Watch, how: str) -> None:
     """As its documentation shows."""
     config = DataLoaderConfiguration(
         split_batches=case.option == "split_batches",
-        dispatch_batches=True if case.option == "dispatch_batches" else None,
+        dispatch_batches=True if case.option.startswith("dispatch_batches") else None,
         use_seedable_sampler=case.option == "use_seedable_sampler",
     )
     accelerator = Accelerator(
@@ -69,8 +69,10 @@ def train(case: Case, watch: Watch, how: str) -> None:
     for epoch in range(first, EPOCHS):
         batches = epoch * len(loader) + skip
         left = skip_first_batches(loader, skip) if skip else loader
-        skip = 0
-        for batch in left:
+        behind, skip = skip if ckpt is None else ckpt.first_batch, 0
+        for number, batch in enumerate(left, behind):
+            if number == 4 and case.option.endswith("left early"):
+                break
             with accelerator.accumulate(model):
                 loss = model(**batch)["loss"]
                 accelerator.backward(loss)

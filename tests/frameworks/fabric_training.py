@@ -33,10 +33,13 @@ def main() -> None:
         loader = ckpt.loader(loader)
         first = loader.epoch
     for epoch in range(first, 3):
-        for ids, values in loader:
+        begins = loader.first_batch if ckpt is not None else 0
+        for number, (ids, values) in enumerate(loader, begins):
+            if number == int(option("LEAVE", "10")):
+                break
             state["batch"] += 1
             batch = state["batch"]
-            small.note(f"batch {batch}", epoch, ids.tolist())
+            small.note(f"batch {batch}", epoch, number, ids.tolist())
             fabric.backward(model(values).square().mean())
             small.place("backward", batch)
             if batch % int(option("ACCUMULATE", "1")) == 0:

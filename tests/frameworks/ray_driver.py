@@ -90,7 +90,7 @@ def _protected(
         model=model, optimizer=optimizer, scheduler=scheduler, data=loader,
         goal=with_settings(Goal(), rare),
     )  # fmt: skip
-    if case.option == "elastic":
+    if case.option in ("elastic", "epochs"):
         _epochs(ckpt, loader, train, watch)
         return
     preempted = case.option == "preempted"
@@ -111,8 +111,9 @@ def _epochs(ckpt: Any, loader: Any, train: Any, watch: Watch) -> None:
     for epoch in range(ckpt.epoch, EPOCHS):
         if hasattr(loader.sampler, "set_epoch"):
             loader.sampler.set_epoch(epoch)
-        for batch in loader:
-            train(ckpt.step_count, batch)
+        for index, batch in enumerate(loader, ckpt.first_batch):
+            number = epoch * len(loader) + index
+            train(number if watch.case.option == "epochs" else ckpt.step_count, batch)
             ckpt.step()
     ckpt.close()
 

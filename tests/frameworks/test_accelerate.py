@@ -24,6 +24,7 @@ class TestAccelerate(AdapterContract):
     more = (
         Case(kill="boundary:3", ranks=2, option="split_batches"),
         Case(kill="boundary:3", ranks=2, option="dispatch_batches"),
+        Case(kill="boundary:6", ranks=2, option="dispatch_batches, left early"),
         Case(kill="forward:14", option="use_seedable_sampler"),
     )
 
@@ -41,3 +42,27 @@ def test_a_killed_loop_of_another_style(
 ) -> None:
     """Both nets, optimizers, losses and samples of every step, random numbers."""
     require_undisturbed("accelerate_styles", new_run(), **options)
+
+
+def test_a_count_of_batches_is_named(
+    new_run: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would begin at 0 in the rest of an epoch."""
+    import torch
+    from accelerate import Accelerator
+    from torch.utils.data import DataLoader
+
+    from autockpt.integrations.accelerate import attach
+
+    accelerator, net = Accelerator(cpu=True), torch.nn.Linear(1, 1)
+    model, optimizer, loader = accelerator.prepare(
+        net, torch.optim.SGD(net.parameters()), DataLoader(torch.ones(3, 1))
+    )
+    ckpt = attach(accelerator, run_dir=new_run())
+    for _ in range(ckpt.epoch, 1):
+        for i, batch in enumerate(loader):
+            accelerator.backward(model(batch).sum() / (i + 1))
+            optimizer.step()
+            ckpt.step()
+    ckpt.close()
+    assert "enumerate(loader, ckpt.first_batch)" in capsys.readouterr().err

@@ -124,9 +124,36 @@ def test_a_killed_loop_of_fabric(new_run: Callable[..., str], options: dict[str,
     require_undisturbed("fabric_training", new_run(), **options)
 
 
-def test_two_ranks_of_fabric(new_run: Callable[..., str]) -> None:
-    """Each rank goes on with its share of the epoch's order."""
-    require_undisturbed("fabric_training", new_run(), ranks=2, KILL="batch13")
+@pytest.mark.parametrize("leave", ["10", "7"])
+def test_two_ranks_of_fabric(new_run: Callable[..., str], leave: str) -> None:
+    """Each rank goes on with its share of the epoch's order, if epochs are left early too."""
+    options = {"KILL": "batch13", "LEAVE": leave}
+    require_undisturbed("fabric_training", new_run(), ranks=2, **options)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_count_of_batches_in_fabric_is_named(
+    new_run: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would begin at 0 in the rest of an epoch."""
+    import lightning as L
+    import torch
+    from torch.utils.data import DataLoader
+
+    from autockpt.integrations.lightning import attach
+
+    fabric = L.Fabric(accelerator="cpu")
+    net = torch.nn.Linear(1, 1)
+    model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters()))
+    ckpt = attach(fabric, {"model": model, "optimizer": optimizer}, run_dir=new_run())
+    loader = ckpt.loader(fabric.setup_dataloaders(DataLoader(torch.ones(3, 1))))
+    for _ in range(loader.epoch, 1):
+        for i, batch in enumerate(loader):
+            fabric.backward(model(batch).sum() / (i + 1))
+            optimizer.step()
+            ckpt.step()
+    ckpt.close()
+    assert "enumerate(loader, loader.first_batch)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

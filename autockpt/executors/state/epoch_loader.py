@@ -86,8 +86,7 @@ class EpochLoader:
         if self._resumed is not None:
             # Lazily: frameworks make iterators while they are set up, before the state is final.
             return self._resumed_pass()
-        if self._under_way:
-            self._next_epoch()
+        self.end_left_epoch()
         self.__dict__["_under_way"] = True
         self._fetches()
         return self._pass(self._place.begin())
@@ -106,6 +105,11 @@ class EpochLoader:
         """The loop has left this epoch, though the loader may have had more."""
         if self._under_way or self._resumed is not None:
             self.__dict__["_resumed"] = None
+            self._next_epoch()
+
+    def end_left_epoch(self) -> None:
+        """Another pass begins: the last one has ended, though the loader may have had more."""
+        if self._under_way and self._resumed is None:
             self._next_epoch()
 
     @property

@@ -166,9 +166,15 @@ class EngineLoader:
         """The epoch that the next pass is, or goes on with."""
         return int(self._placed.epoch)
 
+    @property
+    def first_batch(self) -> int:
+        """The number of the batch that the next pass begins with; 0 for a whole epoch."""
+        return int(self._placed.first_batch)
+
     def __iter__(self) -> Iterator[Any]:
         """The rest of the epoch of the checkpoint, else a whole one; none once it was stopped."""
         protected = self._protected
+        self._placed.end_left_epoch()
         protected.finish_iteration()
         batches = iter(self._placed)
         while not protected.stopped:

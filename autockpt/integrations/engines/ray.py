@@ -185,6 +185,14 @@ class RayLoop(OverSession):
             )
         return int(self._place.epoch)
 
+    @property
+    def first_batch(self) -> int:
+        """The number of the batch that the next pass over that loader begins with.
+
+        For a loop that counts: `enumerate(loader, ckpt.first_batch)`.
+        """
+        return 0 if self._place is None else int(self._place.first_batch)
+
     def steps(self, total: int, *, until: int | None = None) -> Iterator[int]:
         """The steps not yet trained; as of a session."""
         for step in self.session.steps(total, until=until):

@@ -87,8 +87,14 @@ class FabricLoader:
         """The epoch that the next pass is, or goes on with."""
         return int(self._placed.epoch)
 
+    @property
+    def first_batch(self) -> int:
+        """The number of the batch that the next pass begins with; 0 for a whole epoch."""
+        return int(self._placed.first_batch)
+
     def __iter__(self) -> Iterator[Any]:
         """The rest of the epoch of the checkpoint, else a whole one."""
+        self._placed.end_left_epoch()
         for sampler in _samplers(getattr(self._loader, "_dataloader", self._loader)):
             sampler.set_epoch(self._placed.epoch)
         return iter(self._placed)

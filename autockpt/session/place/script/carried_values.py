@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from autockpt.executors.state.epoch_loader import EpochLoader
-from autockpt.session.place.script.frames import script_frames
+from autockpt.session.place.script.frames import SHOWS, script_frames
 
 MOST_SHOWN = 4
 """Names in one notice."""
@@ -90,39 +90,66 @@ def carried_numbers(frame: types.FrameType | None) -> CarriedNumbers | None:
 
 
 def counted_batches(frame: types.FrameType | None) -> str:
-    """A sentence where a loop around `frame` counts the batches of a loader of ours from 0, and
-    decides something by the number; else "".  Raises nothing."""
+    """A sentence where a loop around `frame` counts batches of a loader of ours from 0; else "".
+
+    A number that is only shown does not matter.  Raises nothing.
+    """
     with contextlib.suppress(Exception):
         for each in script_frames(frame):
             known = {**each.f_globals, **each.f_locals}
             for loop in loops_around(each)[1]:
-                counter = _counter(loop, known)
-                if counter in _compared(loop):
+                counter, first = _counter(loop, known)
+                if first and counter in _used(loop):
                     return (
                         f"{counter} ({os.path.basename(each.f_code.co_filename)}, line "
                         f"{loop.lineno}) counts the batches of an epoch from 0, also in the rest "
                         "of an epoch behind a restart. To go on with the number of then: "
-                        "enumerate(loader, loader.first_batch)"
+                        f"enumerate(loader, {first})"
                     )
     return ""
 
 
-def _counter(loop: Loop, known: Mapping[str, Any]) -> str:
-    """The name that `for name, batch in enumerate(...)` counts with, over a loader of ours."""
+def _counter(loop: Loop, known: Mapping[str, Any]) -> tuple[str, str]:
+    """(its name, an expression for its start) in `for name, batch in enumerate(...)` over a loader
+    of ours."""
     match loop:
         case ast.For(
             target=ast.Tuple(elts=[ast.Name(id=name), *_]),
             iter=ast.Call(func=ast.Name(id="enumerate"), args=[counted], keywords=[]),
         ):
-            values = (known.get(each.id) for each in _names(counted))
-            return name if any(issubclass(type(v), EpochLoader) for v in values) else ""
-    return ""
+            for each in _names(counted):
+                if first := _first_batch(known.get(each.id)):
+                    return name, first
+    return "", ""
 
 
-def _compared(loop: Loop) -> set[str]:
-    """Names in the tests of a loop."""
-    tests = (n.test for n in own_nodes(loop) if isinstance(n, ast.If | ast.While | ast.IfExp))
-    return {name.id for test in tests for name in _names(test)}
+def _first_batch(loader: Any) -> str:
+    """The expression for the number of its first batch; "" for no loader of ours.
+
+    A framework's loader that stays in use has one of ours inside: its adapter knows the number.
+    """
+    inside = [type(one) for one in getattr(loader, "__dict__", {}).values()]
+    if inspect.getattr_static(type(loader), "first_batch", None) is not None:
+        return "loader.first_batch" if is_ours(loader) else ""
+    return "ckpt.first_batch" if EpochLoader in inside else ""
+
+
+def _used(loop: Loop) -> set[str]:
+    """Names that a loop reads for more than to show them."""
+    found: set[str] = set()
+    waiting: list[ast.AST] = [*loop.body]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Call):
+            called = node.func.id if isinstance(node.func, ast.Name) else ""
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else called
+            if called in SHOWS:
+                continue
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            found.add(node.id)
+        if not isinstance(node, ast.JoinedStr | Function | ast.ClassDef):
+            waiting += ast.iter_child_nodes(node)
+    return found
 
 
 def carried_values(frame: types.FrameType | None) -> CarriedValues | None:

@@ -8,6 +8,18 @@ import pytest
 import autockpt
 
 
+class NotingLoader(list[Any]):
+    """Batches."""
+
+    def __init__(self, session: "NotingSession", batches: Any) -> None:
+        super().__init__(batches)
+        self._session = session
+
+    def end_left_epoch(self) -> None:
+        """Another pass begins."""
+        self._session.calls.append("end_left_epoch")
+
+
 class NotingSession:
     """Counts boundaries; `extras` holds what the adapter gave at each of them."""
 
@@ -26,9 +38,9 @@ class NotingSession:
         return self.step_count
 
     def loader(self, loader: Any, *, name: str) -> Any:
-        """As it is."""
+        """With what a loader of ours has."""
         self.calls.append(f"loader {name}")
-        return loader
+        return NotingLoader(self, loader)
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_, **__: self.calls.append(name)

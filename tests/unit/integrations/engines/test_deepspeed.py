@@ -76,6 +76,21 @@ def test_a_loop_that_is_left_ends_its_last_iteration_at_close(
     assert made[0].step_count == 1
 
 
+def test_a_pass_that_was_left_ends_before_the_boundary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a restart would go on in an epoch that the script has left."""
+    made, engine = note_attach(monkeypatch), Engine()
+    ckpt = deepspeed.protect(engine)
+    loader = ckpt.loader([1, 2, 3])
+    for _ in range(2):
+        for _ in loader:
+            engine.step()
+            break
+    ckpt.close()
+    assert [one for one in made[0].calls if one in ("step", "end_left_epoch")] == [
+        "end_left_epoch", "end_left_epoch", "step", "step"
+    ]  # fmt: skip
+
+
 def test_without_a_loader_the_step_is_the_boundary(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing says what comes behind it."""
     made, engine = note_attach(monkeypatch), Engine()

@@ -321,42 +321,55 @@ def test_numbers_for_show_and_restored_ones_are_not(text: str) -> None:
 
 COUNTING = """
     for epoch in range(1):
-        for i, x in enumerate(loader):
+        for i, x in {loader}:
             model(x)
             boundary()
-            if {test}:
-                pass
+            {use}
 """
 
 
 @pytest.mark.parametrize(
-    ("loader", "test", "is_named"),
+    ("loader", "use", "begins"),
     [
-        ("enumerate(loader)", "i % 2 == 0", True),
-        ("enumerate(shown(loader))", "i + 1 == len(loader)", True),
-        ("enumerate(loader, loader.first_batch)", "i % 2 == 0", False),
-        ("enumerate(loader)", "epoch", False),
-        ("enumerate(data)", "i % 2 == 0", False),
+        ("enumerate(loader)", "if i % 2 == 0: pass", "loader.first_batch"),
+        ("enumerate(shown(loader))", "if i + 1 == len(loader): pass", "loader.first_batch"),
+        ("enumerate(loader)", "ends = (i + 1) % 2 == 0", "loader.first_batch"),
+        ("enumerate(loader)", "str(epoch + i / len(loader))", "loader.first_batch"),
+        ("enumerate(around)", "if i % 2 == 0: pass", "ckpt.first_batch"),
+        ("enumerate(engine)", "if i % 2 == 0: pass", "loader.first_batch"),
+        ("enumerate(loader, loader.first_batch)", "if i % 2 == 0: pass", ""),
+        ("enumerate(loader)", "if epoch: pass", ""),
+        ("enumerate(loader)", "print(i + 1)", ""),
+        ("enumerate(data)", "if i % 2 == 0: pass", ""),
     ],
 )
-def test_a_count_of_batches_that_begins_at_0_is_named(
-    loader: str, test: str, is_named: bool
-) -> None:
-    """If the loop decides something by it."""
+def test_a_count_of_batches_that_begins_at_0_is_named(loader: str, use: str, begins: str) -> None:
+    """If the loop does more with it than to show it; adapters' loaders are known as well."""
     scope = f"""
     from autockpt.executors.state.epoch_loader import EpochLoader
+    from autockpt.integrations.engines.deepspeed import EngineLoader
     from torch.utils.data import DataLoader
+    from types import SimpleNamespace
     loader = EpochLoader(DataLoader(data), begin=lambda: None)
+    class Around:
+        def __init__(self, inner):
+            self.base_dataloader = inner
+        def __iter__(self):
+            return iter(self.base_dataloader)
+    around = Around(loader)
+    whole = SimpleNamespace(finish_iteration=lambda: None, stopped=False)
+    engine = EngineLoader(whole, loader, None)
     shown = iter
-    {COUNTING.replace("enumerate(loader)", loader).format(test=test).lstrip()}"""
+    {COUNTING.format(loader=loader, use=use).lstrip()}"""
     said: list[str] = []
 
     def look(frame: types.FrameType) -> None:
         said.append(counted_batches(frame))
 
     found_in(textwrap.dedent(scope), "counting", look)
-    assert bool(said[0]) == is_named
-    if is_named:
+    assert said[0].endswith(f"enumerate(loader, {begins})" if begins else "")
+    assert bool(said[0]) == bool(begins)
+    if begins:
         assert said[0].startswith("i (counting.py, line ")
 
 
