@@ -115,6 +115,17 @@ def require_no_url(path: str) -> None:
         )
 
 
+def local_path(path: str) -> str:
+    """The path; for the URL of a run's checkpoints its run directory.  Raises ConfigError."""
+    return str(RunDirectory.open(path).path) if is_store_url(path) else path
+
+
+def _require_no_generation(url: str) -> None:
+    above, _, name = url.rstrip("/").rpartition("/")
+    if is_store_url(above) and _generation(name) is not None:
+        raise ConfigError(f"{url}: is one checkpoint, expected that of a run; pass {above}")
+
+
 class RunDirectory:
     """The files of one run.  Every method is one file operation; OSErrors become StorageError."""
 
@@ -146,6 +157,7 @@ class RunDirectory:
         Raises ConfigError when `path` holds none.
         """
         url = str(path)
+        _require_no_generation(url)
         run = cls(_control_path_here(url) if is_store_url(url) else path)
         if is_store_url(url) and not run.exists:
             raise ConfigError(

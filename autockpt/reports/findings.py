@@ -292,9 +292,11 @@ def stall(facts: Facts) -> Finding | None:
 
 def _shorter_stall(decision: Decision | None) -> str:
     """Advice where most of the stall is copying at the boundary."""
-    if decision is not None and decision.plan.staging.compare:
+    if decision is None:
+        return "profile the job (`autockpt profile`): intervals then follow from measured costs"
+    if decision.plan.staging.compare:
         return "wait, because the run tries ways of copying in turn and keeps the cheapest"
-    if decision is not None and decision.plan.staging.schedule == "lazy":
+    if decision.plan.staging.schedule == "lazy":
         return (
             "most of the state is copied beside the training already; lengthen the intervals, or "
             "see under Memory how much is copied inside the stall"

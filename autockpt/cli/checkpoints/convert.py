@@ -2,7 +2,7 @@
 
 import click
 
-from autockpt.cli.shared.options import Command, Whole, common
+from autockpt.cli.shared.options import Command, Whole, common, require_local
 from autockpt.cli.shared.quantities import positive
 from autockpt.console import Console
 
@@ -82,6 +82,7 @@ def convert(
     """
     from autockpt.cli.checkpoints import archive as archives
 
+    require_local(destination)
     if target == "archive":
         return archives.add(
             console,

@@ -36,6 +36,8 @@ def ls(console: Console, path: str) -> None:
     from autockpt.values.record import to_data
     from autockpt.values.units import format_bytes
 
+    if remote.is_url(path):
+        path = path.rstrip("/")
     if remote.is_url(path) and holds_copies(path):
         remote.ls(console, path)
         return

@@ -36,9 +36,15 @@ def push(console: Console, path: str, url: str, follow: bool, keep: int, rate: s
     from autockpt.values.errors import ConfigError, OptionError
     from autockpt.values.goal import RemoteWish
     from autockpt.values.policy_keys.kinds import Rate
+    from autockpt.values.policy_keys.paths import is_store_url
 
     if "://" in path and "://" not in url:
         raise OptionError(f"{path} {url}: expected PATH before URL: autockpt push {url} {path}")
+    if is_store_url(path):
+        raise ConfigError(
+            f"{path}: is in an object store already, and copies are made from a directory: "
+            f"`autockpt pull {path} RUN_DIR` brings the newest checkpoint to one"
+        )
     try:
         limit = None if rate is None else Rate("50 MB/s").read(rate)
     except (ValueError, ConfigError) as error:

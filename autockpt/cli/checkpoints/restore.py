@@ -29,7 +29,7 @@ torchrun --nproc-per-node 8 -m -- autockpt restore --dry-run runs/mine train.py
 @click.option("--dry-run", is_flag=True, help="Print the plan; change nothing.")
 @click.option("--generation", metavar="NAME", help="This checkpoint instead of the newest one.")
 @click.option("--tensors", is_flag=True, help="List every tensor.")
-@click.argument("path", metavar="RUN_DIR|DIR")
+@click.argument("path", metavar="RUN_DIR|DIR|URL")
 @script_arguments
 @common
 def restore(
@@ -49,6 +49,7 @@ def restore(
     """
     from autockpt.cli.jobs.worker import run_here
     from autockpt.executors.restore.plan.load_plan import PlanMade
+    from autockpt.executors.storage.places.choose import absolute
     from autockpt.integrations.places import generation_folder
 
     if not dry_run:
@@ -60,7 +61,7 @@ def restore(
     run = run_here(find_script(script, module, args))
     for name in environment.ALL:
         os.environ.pop(name, None)
-    variables = {environment.MODE: "restore-plan", environment.PLAN_FOR: os.path.abspath(folder)}
+    variables = {environment.MODE: "restore-plan", environment.PLAN_FOR: absolute(folder)}
     os.environ.update(variables)
 
     def planned() -> int:

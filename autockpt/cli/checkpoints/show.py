@@ -93,7 +93,7 @@ def show(console: Console, path: str, generation: str | None, tensors: bool) -> 
                     for row in shard["contents"]
                 ),
             )
-    console.next(["autockpt", "verify", path, name])
+    console.next(["autockpt", "verify", path, *([] if place.generation else [name])])
 
 
 def _held(folder: str, commit: "CommitFile") -> str:

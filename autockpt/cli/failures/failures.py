@@ -13,6 +13,7 @@ autockpt failures s.txt --save           # later profiles and runs in here recko
 journalctl -k -o short-iso > kernel.log; autockpt failures kernel.log
 autockpt failures outages.csv --nodes 64 --observed '30 d'
 autockpt failures runs/train-20260101-120000
+autockpt failures s3://bucket/run        # of the run whose checkpoints are there
 """
 
 
@@ -61,11 +62,11 @@ def _save(file: str, history: object) -> str:
     import hashlib
     import os
 
-    from autockpt.run_directory import FAILURES, RUNS, RunDirectory
+    from autockpt.run_directory import FAILURES, RUNS, RunDirectory, local_path
     from autockpt.values.errors import ConfigError, StorageError
     from autockpt.values.record import to_json
 
-    path = os.path.abspath(file)
+    path = os.path.abspath(local_path(file))
     if os.path.commonpath([path, os.path.abspath(RUNS)]) == os.path.abspath(RUNS):
         raise ConfigError(f"--save: {file} is under {RUNS}/, whose failures are read anyway")
     digest = hashlib.sha256(path.encode()).hexdigest()[:8]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autockpt import new_files
-from autockpt.cli.shared.options import Command, Whole, common, policy_options
+from autockpt.cli.shared.options import Command, Whole, common, policy_options, require_local
 from autockpt.cli.shared.quantities import Options, positive
 from autockpt.console import Console
 from autockpt.values.errors import ConfigError, OptionError, StaleProfileError, StorageError
@@ -137,6 +137,7 @@ def _read(options: Options) -> Task:
     """Everything that can be wrong without a measurement is found here."""
     from autockpt.cli.jobs.preparation import goal_of
     from autockpt.cli.shared import plan_choice
+    from autockpt.run_directory import local_path
     from autockpt.tuner.search.outcome import model_of
     from autockpt.tuner.search.search import require_budget
     from autockpt.values.units import parse_duration_s
@@ -149,11 +150,13 @@ def _read(options: Options) -> Task:
         require_budget(options["budget"])
     except ConfigError as error:
         raise OptionError(f"--budget {options['budget']}: {error}") from None
+    place = local_path(place)
     profile = plan_choice.read_profile(place)
     scale = plan_choice.Scale(
         world_size=profile.fingerprint.world_size, nodes=profile.fingerprint.nodes
     )
-    run = options["run_dir"] if os.path.isdir(place) else None  # which may be a profile's file
+    is_run = options["run_dir"] and os.path.isdir(place)  # which may be a profile's file
+    run = place if is_run else None
     goal = goal_of(run, options["policy"], options["settings"], scale)
     model_of(profile, goal, sample_bytes=profile.state.total_bytes).space.allowed()
     differences = plan_choice.machine_mismatches(profile.fingerprint, scale)
@@ -185,7 +188,9 @@ def _search(console: Console, task: Task, out: str | None) -> "tuple[Header, Out
 
     if is_store_url(task.checkpoints):
         raise ConfigError(
-            f"{task.checkpoints}: a store is written in one way, so there is nothing to tune"
+            f"{task.checkpoints}: an object store is written in one way, so there is nothing to "
+            "tune. `autockpt run` decides from the profile alone, and --set disk.path=DIR tunes "
+            "the writes to a directory"
         )
     folder = _claim(out, task.folder)
     with target_directory(task.checkpoints) as directory:
@@ -271,9 +276,10 @@ def _earlier(task: Task, profile: "Profile", folder: Path) -> "tuple[EarlierTry,
 
 
 def _claim(out: str | None, folder: Path) -> Path:
-    """A directory for the results.  Raises StorageError."""
+    """A directory for the results.  Raises ConfigError, StorageError."""
     import time
 
+    require_local(out or "", name="--out ")
     path = Path(out) if out is not None else folder / time.strftime("tune-%Y%m%d-%H%M%S")
     try:
         new_files.make_directory(path)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from autockpt.cli.shared.failure_trace import read_trace
 from autockpt.profiles.failures import estimate_recovery, with_history
 from autockpt.profiles.imports import own_log, slurm, xid
-from autockpt.run_directory import RunDirectory
+from autockpt.run_directory import RunDirectory, local_path
 from autockpt.tuner.simulation.history import from_trace
 from autockpt.values.errors import ConfigError
 from autockpt.values.failure import Exposure, FailureHistory, Incident
@@ -33,8 +33,10 @@ def read_failures(
     """The history in a file, or in the run directory of that name.
 
     `nodes` and `observed_s` say what a record does not: how many nodes it watched, and how long.
+    A URL is that of the checkpoints of a run.
     Raises ConfigError where the file cannot be read, and for missing facts.
     """
+    path = local_path(path)
     if os.path.isdir(path):
         run, path, form = RunDirectory(path), os.path.join(path, "failures.jsonl"), form or "log"
         if run.exists and not os.path.exists(path):
@@ -67,6 +69,7 @@ def with_failures_of(profile: Profile, path: str) -> Profile:
 
     The log of a run of ours also says how long restarts and restores took.
     """
+    path = local_path(path)
     profile = replace(profile, failures=with_history(profile.failures, read_failures(path)))
     if not os.path.isdir(path):
         return profile

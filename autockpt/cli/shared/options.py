@@ -182,12 +182,22 @@ def _compiles(source: bytes) -> bool:
 
 def out_file(text: str) -> Path:
     """The file of an option --out.  Raises ConfigError where no file can be."""
+    require_local(text, name="--out ")
     path = Path(text)
     if path.is_dir():
         raise ConfigError(f"--out {text}: is a directory; name a file in it")
     if not path.parent.is_dir():
         raise ConfigError(f"--out {text}: no directory {path.parent}; make it first")
     return path
+
+
+def require_local(path: str, *, name: str = "") -> None:
+    """Raises ConfigError where the place of a result is a URL; `name`: of the option."""
+    if "://" in path:
+        raise ConfigError(
+            f"{name}{path}: expected a path of this machine, got a URL; name a path, and copy the "
+            "result with the store's own tools"
+        )
 
 
 def _check_module(name: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from autockpt.job_directory import is_moved
 from autockpt.launch.script import Script
-from autockpt.run_directory import RUNS, RunDirectory, RunInfo
+from autockpt.run_directory import RUNS, RunDirectory, RunInfo, local_path
 from autockpt.values.arguments import without_secrets
 from autockpt.values.errors import AutockptError, ConfigError, StaleProfileError
 from autockpt.values.goal import Goal
@@ -102,7 +102,7 @@ _KERNELS = ("proc", "sys")
 
 def read_profile(path: str) -> Profile:
     """The profile in a file or a run directory.  Raises ConfigError when there is none."""
-    place = RunDirectory.open(path).path if is_store_url(path) else Path(path)
+    place = Path(local_path(path))
     if place.is_dir():
         place = place / "profile.json"
     try:

@@ -217,6 +217,12 @@ def test_a_new_machine_resumes_from_the_store_alone(
             assert autockpt.load(place)
             assert cli(["watch", "--json", place]) == 0
             assert cli(["report", place]) == 0
+            assert cli(["failures", place]) == 0
+            planned = subprocess.run(
+                [sys.executable, "-m", "autockpt", "restore", "--dry-run", place, str(SCRIPT)],
+                env=environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+            )  # fmt: skip
+            assert "fits          yes" in planned.stdout, planned.stderr
         assert cli(["explain", url]) == cli(["explain", str(second.run)])
         assert cli(["diff", url, f"{url}/{newest}"]) == 0
         assert cli(["gc", "--dry-run", url]) == 0

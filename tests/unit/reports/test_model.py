@@ -20,10 +20,12 @@ from autockpt.values.telemetry import (
     WITHDRAWN,
     Event,
     FailureObserved,
+    IterationsTimed,
     PersistFailed,
     RunStarted,
     SaveSkipped,
     SnapshotDiscarded,
+    SnapshotSealed,
 )
 from autockpt.values.units import format_duration
 from tests.unit.reports.examples import profile_data, run_data, unprotected_data
@@ -219,6 +221,19 @@ def test_findings_have_unique_ids_and_problems_have_a_fix() -> None:
         assert len({f.id for f in found}) == len(found) <= len(CHECKS)
         assert all(f.fix for f in found if not f.passed)
         assert [f.passed for f in found] == sorted(f.passed for f in found)
+
+
+def test_a_stall_under_safe_defaults_is_not_blamed_on_a_schedule() -> None:
+    """They copy beside the training already, so to pin that would change nothing."""
+    data = run_data()
+    events = tuple(
+        dataclasses.replace(e, checkpoint_s=e.total_s / 2) if isinstance(e, IterationsTimed)
+        else dataclasses.replace(e, boundary_stall_s=9.0) if isinstance(e, SnapshotSealed) else e
+        for e in data.events
+    )  # fmt: skip
+    model = build(dataclasses.replace(data, events=events, decision=None))
+    found = {f.id: f for f in model.findings}
+    assert "autockpt profile" in found["stall"].fix
 
 
 def test_a_decision_that_disagrees_with_the_formula_is_reported() -> None:
