@@ -25,11 +25,11 @@ from autockpt.values.errors import ConfigError, GuardError, NoCheckpointError, S
 from autockpt.values.generation import Generation
 from tests.contracts.place_contract import PlaceContract
 from tests.contracts.remote_contract import image
-from tests.support import google
+from tests.support import azurite, google
 from tests.unit.executors.checkpoints import commit_images
-from tests.unit.executors.storage.remote.test_remote import endpoint, googles, s3
+from tests.unit.executors.storage.remote.test_remote import azure, endpoint, googles, s3
 
-__all__ = ["endpoint", "googles", "s3"]
+__all__ = ["azure", "endpoint", "googles", "s3"]
 
 _places = itertools.count()
 
@@ -60,6 +60,18 @@ class TestS3(PlaceContract):
     def path(self, s3: None) -> str:
         """A prefix each."""
         return f"s3://bucket/places/{next(_places)}"
+
+
+@pytest.mark.slow
+class TestAzure(PlaceContract):
+    """Over HTTP, with the protocol of Azure's."""
+
+    @pytest.fixture
+    def path(self, azure: str, monkeypatch: pytest.MonkeyPatch) -> str:
+        """A prefix each."""
+        for name, value in azurite.account(azure).items():
+            monkeypatch.setenv(name, value)
+        return f"az://{azurite.CONTAINER}/places/{next(_places)}"
 
 
 @pytest.mark.slow
