@@ -47,6 +47,7 @@ class RankState:
             attach=job.attach_event(),
             launcher_pid=job.launcher_pid,
             launched=job.shared,
+            awaits=job.launcher_awaits,
             control_host=job.control_host,
         )
         self.snapshotter: Snapshotter | None = None

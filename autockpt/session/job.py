@@ -76,6 +76,8 @@ class Job:
     """Where the keeper of this node listens for the keepers of other nodes; empty: there are
     none."""
     launcher_pid: int
+    launcher_awaits: bool
+    """The launcher starts ranks again, and ends with the job."""
     restart_count: int
     """By this node's launcher."""
     resume_from: Generation | None
@@ -200,6 +202,8 @@ def current_job(
         incarnation=incarnation,
         control_host=control_host,
         launcher_pid=launcher_pid,
+        launcher_awaits=given_by is None
+        and (shared or environment.get("TORCHELASTIC_RUN_ID", "none") != "none"),
         restart_count=restart_count,
         resume_from=Generation.from_name(resume_from) if resume_from else None,
         fresh=(fresh and begins) or (launch_is_fresh and first_start),

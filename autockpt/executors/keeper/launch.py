@@ -21,7 +21,11 @@ from autockpt.executors.keeper.wire import (
     Status,
     StatusWanted,
 )
-from autockpt.executors.storage.runtime_paths import keeper_directories, keeper_directory
+from autockpt.executors.storage.runtime_paths import (
+    is_removed,
+    keeper_directories,
+    keeper_directory,
+)
 from autockpt.values.errors import AutockptError, DirectoryBusyError, ProtocolError
 from autockpt.values.policy_keys.paths import is_store_url
 
@@ -97,6 +101,7 @@ def ensure_keeper(run_directory: str, node: int, *, checkpoints: str, run_id: st
     Raises DirectoryBusyError where one keeps checkpoints elsewhere, or is of another version of
     autockpt, and does not leave.
     """
+    _end_removed(run_directory, node)
     if is_store_url(checkpoints):
         _require_place(run_directory, node, checkpoints)
     if _answers(run_directory, node) and _other_version(run_directory, node) is None:
@@ -122,6 +127,35 @@ def ensure_keeper(run_directory: str, node: int, *, checkpoints: str, run_id: st
         f"the keeper of node {node} did not start within {START_TIMEOUT_S:.0f} s; its log is "
         f"{start.log_path}: {_tail(start.log_path)}"
     )
+
+
+def _end_removed(run_directory: str, node: int) -> None:
+    """A keeper whose run was removed leaves first: its memory is no memory of the run here now.
+
+    Raises DirectoryBusyError when it does not.
+    """
+    if _is_stale(run_directory, node) and not release_keeper(run_directory, node):
+        raise DirectoryBusyError(
+            f"{run_directory}: the keeper of node {node} of a run that was removed from here does "
+            "not leave; end it, or use another --run-dir"
+        )
+
+
+def _is_stale(run_directory: str, node: int) -> bool:
+    status = _status(run_directory, node)
+    return status is not None and _is_of_removed(run_directory, node, status)
+
+
+def _is_of_removed(run_directory: str, node: int, status: Status) -> bool:
+    """Whether the run of a keeper was removed, and none of its ranks will come again."""
+    if not status.is_orphan or status.inode is None:
+        return False
+    with contextlib.suppress(OSError):
+        return is_removed(
+            run_directory, node, checkpoints=status.checkpoints, run_id=status.run_id,
+            inode=status.inode,
+        )  # fmt: skip
+    return False
 
 
 def _require_place(run_directory: str, node: int, checkpoints: str) -> None:
@@ -186,7 +220,14 @@ def release_keeper(run_directory: str, node: int, *, wait_s: float = 60.0) -> bo
 
 
 def keeper_status(run_directory: str, node: int, *, answer_s: float = ANSWER_S) -> Status | None:
-    """Return the keeper's status, or None without an answer."""
+    """Return the keeper's status; None without an answer, and of a run that was removed."""
+    status = _status(run_directory, node, answer_s=answer_s)
+    if status is not None and _is_of_removed(run_directory, node, status):
+        return None
+    return status
+
+
+def _status(run_directory: str, node: int, *, answer_s: float = ANSWER_S) -> Status | None:
     try:
         connection = connect(run_directory, node, timeout_s=answer_s)
     except OSError:
@@ -211,8 +252,9 @@ def _ask(connection: Connection, *, leave: bool, answer_s: float = ANSWER_S) -> 
 def keepers_here(run_directory: str) -> tuple[int, ...]:
     """Nodes whose keepers of this run answer on this machine, ascending."""
     return tuple(
-        node for node in keeper_directories(run_directory) if _answers(run_directory, node)
-    )
+        node for node in keeper_directories(run_directory)
+        if _answers(run_directory, node) and not _is_stale(run_directory, node)
+    )  # fmt: skip
 
 
 def launches_here(run_directory: str, *, in_memory: bool = False) -> frozenset[str]:

@@ -40,9 +40,9 @@ from autockpt.executors.protocol.coordinator.machine import CoordinatorProtocol
 from autockpt.executors.protocol.node.machine import NodeProtocol
 from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.executors.storage.places import account
+from autockpt.executors.storage.runtime_paths import is_removed
 from autockpt.values.errors import AutockptError, NoRoomError
 from autockpt.values.generation import Generation
-from autockpt.values.policy_keys.paths import is_store_url
 
 TICK_S = 0.5
 SEALING_TICK_S = 0.02
@@ -50,6 +50,8 @@ SEALING_TICK_S = 0.02
 LINGER_S = 600.0
 """A keeper without trainers and without a launcher leaves after this time."""
 FIRST_TRAINER_S = 300.0
+REMOVED_LOOKS = 2
+"""So many looks in a row that do not find the directories say that they were removed."""
 OTHERS_PATIENCE_S = 10.0
 """A keeper that does not coordinate waits so long for the others when it has nothing left to do."""
 
@@ -120,8 +122,9 @@ class Keeper:
         self._leave_when_drained = False
         self._lonely_since = time.monotonic()
         self._had_trainers = False
-        self._is_removed = False
-        """The directories of run and checkpoints are gone, as of the last look."""
+        self._looks_removed = 0
+        """Last looks in a row for which the directories of run and checkpoints were removed."""
+        self._opened, self._inode = _held_open(run_directory)
         self._all_finished = False
         """The last trainer ended by itself: no trainer will come back."""
         self._local: deque[p.WireMessage] = deque()
@@ -183,6 +186,8 @@ class Keeper:
         self._peers.close()
         self._directory.spares.clear()
         self._journal.close()
+        if self._opened is not None:
+            os.close(self._opened)
         self._log("keeper leaves")
 
     def _finished(self) -> bool:
@@ -192,22 +197,33 @@ class Keeper:
         if self._shards.busy:
             return False
         lonely = time.monotonic() - self._lonely_since
-        if self._is_removed:
+        if self._looks_removed >= REMOVED_LOOKS and self._is_orphan:
+            self._log(f"{self._run_directory}: was removed")
             return True
         leaving = self._leave_when_drained or self._all_finished
         if leaving and self._settled() and lonely > 0.05 and not self._needed(lonely):
             return True
+        if not self._is_orphan:
+            return False
         return lonely > (LINGER_S if self._had_trainers else FIRST_TRAINER_S)
+
+    @property
+    def _is_orphan(self) -> bool:
+        """Neither a trainer lives, nor a launcher that would start one."""
+        return not self._trainers.live and not self._connections.is_awaiting
 
     def _look_for_run(self) -> None:
         """On the disk's thread, which may hang: whether the run's directories were removed.
 
-        A run in an object store may lose the one that it has.
+        An error of the storage does not say it.
         """
-        if is_store_url(self._directory.path):
-            return
-        places = (self._directory.path, self._run_directory)
-        self._is_removed = not any(map(os.path.isdir, places))
+        removed = False
+        with contextlib.suppress(OSError):
+            removed = self._inode is not None and is_removed(
+                self._run_directory, self._node, checkpoints=self._directory.path,
+                run_id=self._run_id, inode=self._inode,
+            )  # fmt: skip
+        self._looks_removed = self._looks_removed + 1 if removed else 0
 
     def _settled(self) -> bool:
         """Nothing here waits any more, on this node or another one."""
@@ -286,6 +302,8 @@ class Keeper:
         self._trainers.live[hello.rank] = trainer
         self._had_trainers = True
         trainer.process = self._connections.watch(connection)
+        if hello.awaits:
+            self._connections.await_launcher(hello.launcher_pid)
         self._give_slots(trainer)
         self._attached(trainer, hello.control_host)
 
@@ -744,6 +762,8 @@ class Keeper:
             sealing=self._boundary.is_active,
             checkpoints=self._directory.path,
             wire_version=wire.WIRE_VERSION,
+            is_orphan=self._is_orphan,
+            inode=self._inode,
         )
         with contextlib.suppress(OSError):
             connection.send(status)
@@ -799,6 +819,16 @@ class Keeper:
             print(
                 f"{stamp} [{threading.current_thread().name}] {text}", file=sys.stderr, flush=True
             )
+
+
+def _held_open(path: str) -> tuple[int | None, tuple[int, int] | None]:
+    """(descriptor, device and inode) of a directory; no other gets its inode while it is open."""
+    try:
+        fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None, None
+    status = os.fstat(fd)
+    return fd, (status.st_dev, status.st_ino)
 
 
 def _text(generation: Generation | None) -> str:

@@ -23,7 +23,7 @@ from autockpt.values.record import from_data, parse_json, to_data
 
 MAX_FRAME_BYTES = 16 * 2**20
 MAX_DESCRIPTORS = 64
-WIRE_VERSION = 19
+WIRE_VERSION = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,8 @@ class Hello:
     """Address where the keeper listens for the keepers of other nodes; empty: there are none."""
     launched: bool = False
     """By `autockpt run`, which writes itself how the run ended."""
+    awaits: bool = False
+    """Its launcher ends with the job: while that lives, this rank may come again."""
     account: tuple[tuple[str, str], ...] | None = None
     """Variables of the environment that name the account of an object store: the keeper asks the
     store with them from now on.  None: the checkpoints are in no store."""
@@ -437,6 +439,10 @@ class Status:
     """Where this keeper's checkpoints go."""
     wire_version: int = 0
     """Of its messages; 0: of a keeper that did not say it yet."""
+    is_orphan: bool = False
+    """No trainer is connected, and no launcher lives that would start one."""
+    inode: tuple[int, int] | None = None
+    """Device and inode of its run directory; None: it does not know."""
 
 
 _OWN = (

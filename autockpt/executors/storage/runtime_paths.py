@@ -10,7 +10,10 @@ import stat
 
 from autockpt import new_files
 from autockpt.executors.storage.directory.claims import boot_id
-from autockpt.values.errors import ProtocolError
+from autockpt.executors.storage.directory.records import RunFile, read_small
+from autockpt.values.errors import AutockptError, ProtocolError
+from autockpt.values.policy_keys.paths import is_store_url
+from autockpt.values.record import from_json
 
 _TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
 """Where nothing else is named.  A container with a read-only root has the last one."""
@@ -116,6 +119,33 @@ def keeper_directories(run_directory: str) -> dict[int, str]:
             if noted is not None:
                 found[int(node)] = noted
     return dict(sorted(found.items()))
+
+
+def is_removed(
+    run_directory: str, node: int, *, checkpoints: str, run_id: str, inode: tuple[int, int]
+) -> bool:
+    """Whether the directories of a keeper's run are gone, or others stand at their paths.
+
+    `inode`: device and inode of its run directory.  A run whose RUN is at its place is not removed:
+    its run directory alone may be lost.  Neither is one of which only the checkpoints are gone, as
+    after `umount`.  Raises OSError where the storage does not say.
+    """
+    if is_store_url(checkpoints):
+        return False
+    path = os.path.join(checkpoints, "RUN")
+    try:
+        if from_json(RunFile, read_small(path), where=path).run_id == run_id:
+            return False
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except AutockptError:
+        return False  # damaged: it does not say whose it is
+    try:
+        found = os.stat(run_directory)
+        os.stat(_note_of(run_directory, node))  # of this keeper: the directory was not emptied
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    return (found.st_dev, found.st_ino) != inode
 
 
 def is_ours_alone(path: str) -> bool:

@@ -97,6 +97,7 @@ class _Trainer:
         )
         self._link = KeeperClient(
             run_dir, 0, checkpoints=self._checkpoints, attach=attach, launcher_pid=launcher,
+            awaits=launcher != os.getppid(),
         )  # fmt: skip
         # By its board every slot is full, until it begins one: a keeper must not go by that.
         cells = self._link.board.view.cast("Q")

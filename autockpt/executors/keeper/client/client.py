@@ -73,6 +73,7 @@ class KeeperClient:
         launcher_pid: int,
         control_host: str = "",
         launched: bool = False,
+        awaits: bool = False,
     ) -> None:
         self._run_directory = run_directory
         self._node = node
@@ -82,6 +83,8 @@ class KeeperClient:
         self._control_host = control_host
         self._launched = launched
         """By `autockpt run`, which says itself how the run ended."""
+        self._awaits = awaits
+        """By its launcher, which starts ranks again."""
         self._connection: wire.Connection | None = None
         self._lock = threading.Lock()
         self._closing = False
@@ -209,6 +212,7 @@ class KeeperClient:
             slot_image_bytes=self.image_bytes,
             control_host=self._control_host,
             launched=self._launched,
+            awaits=self._awaits,
             account=account.handed_over() if is_store_url(self._checkpoints) else None,
         )
         assert self.board.fd is not None

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from autockpt.executors.keeper import wire
+from autockpt.executors.storage.directory.claims import pid_start
 from autockpt.values.errors import ProtocolError
 
 
@@ -37,6 +38,9 @@ class Connections:
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._selector = selectors.DefaultSelector()
+        self._launchers: dict[int, int | None] = {}
+        """By process the descriptor of each launcher, readable when that has ended; None where the
+        system has none."""
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
 
     def post(self, work: Callable[[], None]) -> None:
@@ -73,6 +77,27 @@ class Connections:
             self._selector.register(process, selectors.EVENT_READ, lambda _: self.drain(connection))
             return process
         return None
+
+    def await_launcher(self, pid: int) -> None:
+        """From now on a launcher counts that may start ranks again, while it lives."""
+        if pid in self._launchers:
+            return
+        try:
+            self._launchers[pid] = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        except (OSError, AttributeError):
+            self._launchers[pid] = None
+
+    @property
+    def is_awaiting(self) -> bool:
+        """Whether such a launcher lives."""
+        for pid, process in list(self._launchers.items()):
+            if is_readable(process) if process is not None else not pid_start(pid):
+                del self._launchers[pid]
+                if process is not None:
+                    os.close(process)
+        return bool(self._launchers)
 
     def unwatch(self, process: int) -> None:
         """Ends `watch`, and closes the descriptor."""

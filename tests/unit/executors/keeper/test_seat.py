@@ -1,14 +1,15 @@
 """Where a keeper is found: its lock, its socket, and the note of them in the run directory."""
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 
@@ -16,9 +17,10 @@ from autockpt.executors.keeper import __main__ as keeper_main
 from autockpt.executors.keeper import launch
 from autockpt.executors.keeper.__main__ import Seat
 from autockpt.executors.keeper.launch import connect
-from autockpt.executors.keeper.server import Keeper
+from autockpt.executors.keeper.server import LINGER_S, Keeper
 from autockpt.executors.keeper.wire import WIRE_VERSION, Status
 from autockpt.executors.storage import runtime_paths
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.values.errors import AutockptError, DirectoryBusyError
 
 
@@ -192,15 +194,96 @@ def test_a_keeper_of_another_version_gives_its_place_to_one_of_ours(
     assert launch.release_keeper(str(run), 0)
 
 
-def test_a_run_in_a_store_may_lose_its_run_directory(tmp_path: Path) -> None:
-    """A keeper on a disk leaves when nothing of the run is there."""
-    for place, is_removed in (("s3://bucket/run", False), (str(tmp_path / "gone"), True)):
-        keeper: Any = SimpleNamespace(
-            _directory=SimpleNamespace(path=place), _run_directory=str(tmp_path / "lost"),
-            _is_removed=False,
-        )  # fmt: skip
-        Keeper._look_for_run(keeper)
-        assert keeper._is_removed is is_removed
+class Removal(NamedTuple):
+    """What happens to the directories of a run, and whether they count as removed then."""
+
+    change: Callable[[Path], object]
+    is_removed: bool
+    store: str = ""
+
+
+def renamed(run: Path) -> None:
+    """Another directory stands at its path; this one lives on, and so does its number."""
+    run.rename(run.with_name("elsewhere"))
+    shutil.copytree(run.with_name("elsewhere"), run)
+
+
+def of_another_job(run: Path) -> None:
+    """It has a RUN of its own."""
+    renamed(run)
+    (run / "checkpoints" / "RUN").unlink()
+    CheckpointDirectory(str(run / "checkpoints")).open()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Removal(lambda run: None, is_removed=False),
+        Removal(shutil.rmtree, is_removed=True),
+        Removal(shutil.rmtree, is_removed=False, store="s3://bucket/run"),
+        Removal(renamed, is_removed=False),
+        Removal(of_another_job, is_removed=True),
+        Removal(lambda run: shutil.rmtree(run / "checkpoints"), is_removed=False),
+        Removal(lambda run: (run / "checkpoints" / "RUN").write_bytes(b"?"), is_removed=False),
+        Removal(lambda run: loop_of_links(run / "checkpoints"), is_removed=False),
+    ],
+)
+def test_only_absence_says_that_a_run_was_removed(run: Path, case: Removal) -> None:
+    """An error of its storage does not, and where its RUN is, nothing was removed."""
+    checkpoints = str(run / "checkpoints")
+    run_id = CheckpointDirectory(checkpoints).open()
+    runtime_paths.note_directory(str(run), 0)
+    found = run.stat()
+    case.change(run)
+    is_removed = runtime_paths.is_removed(
+        str(run), 0, checkpoints=case.store or checkpoints, run_id=run_id,
+        inode=(found.st_dev, found.st_ino),
+    )  # fmt: skip
+    assert is_removed is case.is_removed
+
+
+def loop_of_links(path: Path) -> None:
+    """What is asked for there is an error (ELOOP), for root, too."""
+    shutil.rmtree(path)
+    path.symlink_to(path)
+
+
+@pytest.mark.parametrize(
+    ("code", "launcher", "leaves"),
+    [
+        (errno.ENOENT, "none", True),
+        (errno.ENOTDIR, "dead", True),
+        (errno.ENOENT, "alive", False),
+        *[(code, "none", False) for code in (errno.EIO, errno.ESTALE, errno.ENOTCONN)],
+    ],
+)
+def test_a_keeper_leaves_a_run_that_was_removed_and_no_other(
+    run: Path, monkeypatch: pytest.MonkeyPatch, code: int, launcher: str, leaves: bool
+) -> None:
+    """Not at the first look, and not while a launcher may start ranks again."""
+    keeper = Keeper(str(run), 0, str(run / "checkpoints"))
+    starter = subprocess.Popen(["sleep", "60"])
+    if launcher == "dead":
+        keeper._connections.await_launcher(starter.pid)
+        starter.kill()
+        starter.wait()
+    elif launcher == "alive":
+        keeper._connections.await_launcher(starter.pid)
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as failing:
+        failing.setattr(runtime_paths, "read_small", fails)
+        failing.setattr(os, "stat", fails)
+        keeper._look_for_run()
+        assert not keeper._finished()
+        keeper._look_for_run()
+    assert keeper._finished() is leaves
+    keeper._had_trainers, keeper._lonely_since = True, time.monotonic() - LINGER_S - 1
+    assert keeper._finished() is (launcher != "alive")
+    starter.kill()
+    starter.wait()
 
 
 @pytest.mark.parametrize("can_start", [True, False])

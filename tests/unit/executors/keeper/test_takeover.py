@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from autockpt.executors.keeper.launch import keeper_status
+from autockpt.executors.keeper.launch import keeper_status, keepers_here
 from autockpt.run_directory import RunDirectory
 from tests.conftest import keeper_pids
 from tests.unit.cli.scripts import ROOT, write
@@ -228,6 +229,56 @@ def test_the_refusal_says_when_the_launcher_of_the_living_one_is_dead(start: Sta
     assert orphan.attach()["refusal"] == ""
     told = f"pid {orphan.pid}, launch launch#0, whose launcher is dead; stop that run first"
     assert told in start("another").attach()["refusal"]
+
+
+@pytest.mark.parametrize("is_emptied", [False, True])
+def test_memory_of_a_removed_run_is_for_nobody(
+    start: Start, run_dir: str, is_emptied: bool
+) -> None:
+    """Another job begins at once in the directory that was removed or emptied: with nothing."""
+    former = first(start)
+    (keeper,) = keeper_pids(run_dir)
+    former.kill()
+    remove(run_dir, is_emptied=is_emptied)
+    assert keeper_status(run_dir, 0) is None
+    assert keepers_here(run_dir) == ()
+    trainer = start("another")
+    assert trainer.attach() == {"refusal": "", "restored": ""}
+    assert saved(trainer) == [[101], [102], [103]]
+    assert keeper_pids(run_dir) != [keeper]
+
+
+@pytest.mark.parametrize("is_emptied", [False, True])
+def test_a_launcher_that_lives_finds_the_memory_of_its_run_that_was_removed(
+    start: Start, run_dir: str, is_emptied: bool
+) -> None:
+    """Nothing else is left of the training."""
+    launcher = subprocess.Popen(["sleep", "60"])
+    try:
+        former = start(launcher=launcher.pid)
+        assert former.attach() == {"refusal": "", "restored": ""}
+        assert former.save(1, fill=1)["stored"] == [1]
+        former.kill()
+        remove(run_dir, is_emptied=is_emptied)
+        time.sleep(3 * 2.0)  # more looks than say that it was removed
+        trainer = start(restart_round=1, launcher=launcher.pid)
+        assert trainer.attach() == {"refusal": "", "restored": "step 1 (term 1)"}
+    finally:
+        launcher.kill()
+        launcher.wait(PATIENCE_S)
+
+
+def remove(run_dir: str, *, is_emptied: bool) -> None:
+    """And make it again, or leave the directory itself."""
+    for path in sorted(Path(run_dir).iterdir()):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    if not is_emptied:
+        os.rename(run_dir, f"{run_dir}.gone")
+        os.mkdir(run_dir)
+        os.rmdir(f"{run_dir}.gone")
 
 
 def test_a_refused_trainer_does_not_stand_in_the_way(start: Start) -> None:
