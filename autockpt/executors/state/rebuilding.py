@@ -31,10 +31,12 @@ class Rebuilding:
         self._before: dict[str, Any] | None = None
         """Random state when building began."""
         self._filling = False
+        self._filled: set[str] = set()
+        """Buffers that had their saved values from the moment when they came."""
         on = torch.nn.modules.module
         self._hooks = [
             on.register_module_parameter_registration_hook(self._registering),
-            on.register_module_buffer_registration_hook(self._registering),
+            on.register_module_buffer_registration_hook(self._registering_buffer),  # type: ignore[arg-type]
             on.register_module_module_registration_hook(self._registering),
         ]
         self._wrapped = []
@@ -51,6 +53,29 @@ class Rebuilding:
             self._before = rng_state()
         else:
             set_rng_state(self._before)
+
+    def _registering_buffer(
+        self, module: torch.nn.Module, name: str, buffer: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """The saved value in place of one that comes within a forward, which may use it at once."""
+        for full in self._names_of(module, name) if buffer is not None else ():
+            saved = self._restored.tensors.get(full)
+            if saved is None or full not in self._awaited or self._filling:
+                continue
+            if buffer is not None and (saved.shape, saved.dtype) == (buffer.shape, buffer.dtype):
+                self._filled.add(full)
+                return saved.detach().to(buffer.device, copy=True)
+        self._registering()
+        return None
+
+    def _names_of(self, module: torch.nn.Module, name: str) -> list[str]:
+        paths = (
+            (prefix, path)
+            for prefix, model in self._state.models.items()
+            for path, part in model.named_modules()
+            if part is module
+        )
+        return [".".join(filter(None, (prefix, path, name))) for prefix, path in paths]
 
     def _around(self, optimizer: torch.optim.Optimizer) -> Callable[[dict[str, Any]], None]:
         add = type(optimizer).add_param_group
@@ -97,7 +122,7 @@ class Rebuilding:
         live = {**self._state.parameters(), **self._state.buffers()}
         with torch.no_grad():
             for name in self._awaited:
-                if name in self._restored.tensors:
+                if name in self._restored.tensors and name not in self._filled:
                     live[name].copy_(self._restored.tensors[name])
         apply_structure(self._restored, self._state)
         self._done()
@@ -106,6 +131,9 @@ class Rebuilding:
     def require(self) -> None:
         """Raises ConfigError when an optimizer is about to step without what is awaited."""
         lacking = self.lacking()
+        missing = self._awaited.keys() & self._restored.tensors.keys()
+        if not lacking and missing <= self._filled and self.look():
+            return  # the forward has used them
         self.end()
         raise ConfigError(
             "state: the structure that the checkpoint has was not built before the first step: "

@@ -183,8 +183,7 @@ class Boundaries:
             self._rank.beat("trains")
         self._saver.windows.boundary()
         self._saver.traffic.boundary()
-        self._iterations.has_stepped = True
-        self._iterations.is_within = self._iterations.has_fetched = False
+        self._iterations.note_step()
         if not self._rank.owns_boundary and not self._rank.is_closed:
             self._iterations.rounds.stepped(name)
             if self._iterations.is_before_loop():

@@ -83,6 +83,13 @@ class Iterations:
             self._feeding = (self._feeding & self.fetched) or set(self.fetched)
         self.has_forward = self.is_within = True
 
+    def note_step(self) -> None:
+        """An optimizer stepped.  Where calls are not seen, the batches since tell what feeds it."""
+        if self.is_blind and self.fetched:
+            self._feeding = (self._feeding & self.fetched) or set(self.fetched)
+        self.has_stepped = True
+        self.is_within = self.has_fetched = False
+
     def forget_fetches(self) -> None:
         """A model is evaluated: the batches were for that."""
         if not self.is_within:

@@ -19,6 +19,7 @@ from autockpt.session.place.position import (
     framework_of,
     is_script,
     may_hold_place,
+    may_keep_values,
     refusal,
     warning,
 )
@@ -28,6 +29,7 @@ from autockpt.session.place.script.carried_values import (
     carried_values,
     counted_batches,
 )
+from autockpt.session.place.script.unattached import UnattachedState
 from autockpt.session.place.train_state import AttributeState
 from autockpt.session.place.training_position import TrainingPosition
 from autockpt.values.exit_codes import WOULD_TRAIN_WRONGLY
@@ -68,7 +70,7 @@ class PlaceCheck:
         """The script has read `step_count` before it trained, and not only to show it."""
         self._others: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         """Optimizers that have stepped and are not attached."""
-        self._attributes = CarriedAttributes()
+        self._attributes, self._unattached = CarriedAttributes(), UnattachedState()
         self._notices = 0
         self._look_at_s = 0.0
         """When attributes are looked at next, CLOCK_MONOTONIC, and"""
@@ -156,7 +158,7 @@ class PlaceCheck:
         frame = sys._getframe(1)
         if self._rank.job.rank or self.framework or framework_of(frame):
             return
-        keeps_own = may_hold_place(self._rank.live.others.items())
+        keeps_own = may_keep_values(self._rank.live.others.items())
         numbers = None if self._rank.start_step or keeps_own else carried_numbers(frame)
         counted = "" if self._rank.start_step else counted_batches(frame)
         for notice in (counted, "" if numbers is None else numbers.notice):
@@ -176,14 +178,17 @@ class PlaceCheck:
         frame, live = sys._getframe(1), self._rank.live
         if self._rank.job.rank or self.framework or framework_of(frame):
             self._notices = MOST_NOTICES  # whoever saves its own
-        elif not may_hold_place(live.others.items()):
+        elif not may_keep_values(live.others.items()):
             kept = {(id(one), "") for one in inner_objects(live.others.values())}
             states = [one for one in live.others.values() if isinstance(one, AttributeState)]
             kept |= {one.kept(name) for one in states for name in one.names}
-            notice = self._attributes.look(frame, kept)
-            if notice:
-                self._notices += 1
-                self._rank.say(notice)
+            attached = [*live.models.values(), *inner_objects(live.others.values())]
+            for notice in (
+                self._attributes.look(frame, kept), self._unattached.look(frame, attached)
+            ):  # fmt: skip
+                if notice:
+                    self._notices += 1
+                    self._rank.say(notice)
         took_s = time.thread_time() - began_s
         self._look_at_s = now_s + max(self._look_pause_s, took_s / LOOK_SHARE)
         self._look_pause_s = min(self._look_pause_s * LOOK_GROWTH, MOST_PAUSE_S)

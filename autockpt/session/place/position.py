@@ -9,7 +9,9 @@ script ends with exit code 91.  Loops of frameworks begin at 0 even if a callbac
 import gc
 import types
 from collections.abc import Iterable
+from typing import Any
 
+import torch
 from torch.utils.data import dataloader
 
 from autockpt.integrations.adapters import ADAPTERS, is_there
@@ -65,14 +67,36 @@ def framework_of(frame: types.FrameType | None) -> str | None:
     return None
 
 
-def may_hold_place(others: Iterable[tuple[str, object]]) -> bool:
-    """One of the attached objects may count batches: the script's own class, by its own name."""
+def may_keep_values(others: Iterable[tuple[str, object]]) -> bool:
+    """One of the attached objects is of the script's own class, by its own name: it may keep
+    values that the loops carry on."""
     return any(
         not type(value).__module__.startswith("torch.")
-        and not isinstance(value, TrainState | AttributeState)
+        and not isinstance(value, _NO_KEEPERS)
         and not name.startswith(_WITHOUT_PLACE)
         for name, value in others
     )
+
+
+_NO_KEEPERS = (TrainState, AttributeState, torch.nn.Module, torch.optim.Optimizer)
+
+
+def may_hold_place(others: Iterable[tuple[str, object]]) -> bool:
+    """One of them may count batches as well: a whole number is in its state."""
+    return any(may_keep_values([(name, one)]) and _has_count(one) for name, one in others)
+
+
+def _has_count(one: Any, depth: int = 3) -> bool:
+    state = one.state_dict() if hasattr(one, "state_dict") else one
+    if isinstance(state, dict) and depth:
+        return any(_has_count(value, depth - 1) for value in state.values())
+    if isinstance(state, list | tuple) and depth:
+        return any(_has_count(value, depth - 1) for value in state[:100])
+    return type(state) is int or (isinstance(state, torch.Tensor) and _is_count(state))
+
+
+def _is_count(value: torch.Tensor) -> bool:
+    return value.dim() == 0 and value.dtype in (torch.int32, torch.int64)
 
 
 def feeds_from_loader() -> bool:

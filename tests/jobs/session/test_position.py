@@ -313,10 +313,30 @@ def test_only_a_framework_that_owns_the_loop_counts(module: str, name: str | Non
     assert seen == [name]
 
 
+class Holder:
+    """Has a state."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state_dict = lambda: state
+
+
+class Target(torch.nn.Module):
+    """A model that is attached as another object; its buffer counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.tensor(3))
+
+
 def test_objects_that_may_count_batches_are_the_scripts_own() -> None:
     """A class of torch, or what is named as a schedule or an average, does not."""
     own, sgd = object(), torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    assert position.may_keep_values([("progress", own)])
+    assert not position.may_keep_values([("ema_model", own), ("scheduler_2", own), ("other", sgd)])
+    own, blind = Holder({"at": {"epoch": 3}}), Holder({"best": 0.5, "done": False})
     assert position.may_hold_place([("progress", own)])
+    assert position.may_hold_place([("progress", Holder({"n": [torch.tensor(2)]}))])
+    assert not position.may_hold_place([("best", blind), ("target", Target())])
     assert not position.may_hold_place([("ema_model", own), ("scheduler_2", own), ("other", sgd)])
     assert not position.may_hold_place([])
 

@@ -57,7 +57,22 @@ def prune_half(job: Job) -> None:
         prune.l1_unstructured(job.model[2], "weight", amount=0.5)
 
 
-CHANGES = {"a group": unfreeze, "a module": grow, "pruning": prune_half}
+def track_a_mean(job: Job) -> None:
+    """A buffer that comes within the next forward, which uses it at once."""
+
+    def track(module: torch.nn.Module, given: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        if not hasattr(module, "mean"):
+            module.register_buffer("mean", given[0].detach().mean(0))
+        module.mean.mul_(0.9).add_(given[0].detach().mean(0), alpha=0.1)
+        return (given[0] - module.mean,)
+
+    if not job.model[2]._forward_pre_hooks:
+        job.model[2].register_forward_pre_hook(track)
+
+
+CHANGES = {
+    "a group": unfreeze, "a module": grow, "pruning": prune_half, "a buffer": track_a_mean
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CHANGES)

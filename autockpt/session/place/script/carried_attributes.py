@@ -20,6 +20,7 @@ import torch
 
 from autockpt.session.place.script.carried_values import (
     MOST_SHOWN,
+    TELLS,
     Function,
     Loop,
     asks_clock,
@@ -28,7 +29,7 @@ from autockpt.session.place.script.carried_values import (
     loops_around,
     parsed,
 )
-from autockpt.session.place.script.frames import CONVERTS, SHOWS, script_frames
+from autockpt.session.place.script.frames import script_frames
 from autockpt.session.place.script.objects import DEPTH, MOST_ITEMS, MOST_OBJECTS, is_own, parts
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -39,14 +40,6 @@ _CHANGES = frozenset(
         "popitem", "remove", "discard", "clear", "sort", "reverse",
     )
 )  # fmt: skip
-_REDUCES = frozenset(
-    (
-        "len", "sum", "fsum", "mean", "fmean", "median", "std", "stdev", "average", "max", "min",
-        "array", "tensor", "plot", "dump", "dumps", "save", "savetxt", "to_csv", "DataFrame",
-    )
-)  # fmt: skip
-"""Names of functions that tell about a list, or write it down."""
-_TELLS = SHOWS | CONVERTS | _REDUCES
 _BEGINS = frozenset(("__init__", "__post_init__", "__new__", "setup"))
 Mark = tuple[Any, ...]
 Kept = Collection[tuple[int, str]]
@@ -300,7 +293,7 @@ def _is_given(node: ast.AST, above: tuple[ast.AST, ...]) -> bool:
     if isinstance(parent, ast.keyword):
         parent = above[1]
     is_argument = isinstance(parent, ast.Call) and node is not parent.func
-    return is_argument and not any(name in _TELLS for name in _called(above))
+    return is_argument and not any(name in TELLS for name in _called(above))
 
 
 def _is_told(node: ast.AST, above: tuple[ast.AST, ...]) -> bool:
@@ -312,7 +305,7 @@ def _is_told(node: ast.AST, above: tuple[ast.AST, ...]) -> bool:
         return True
     if isinstance(parent, ast.If | ast.While | ast.BoolOp | ast.UnaryOp | ast.JoinedStr):
         return True  # whether there are any
-    return any(name in _TELLS for name in _called(above))
+    return any(name in TELLS for name in _called(above))
 
 
 def _assigned_again(tree: ast.AST, begins: Collection[str]) -> set[str]:

@@ -23,7 +23,11 @@ import numpy as np
 import torch
 
 from autockpt.executors.state.epoch_loader import EpochLoader
+<<<<<<< HEAD
 from autockpt.session.place.script.frames import SHOWS, script_frames
+=======
+from autockpt.session.place.script.frames import CONVERTS, SHOWS, script_frames
+>>>>>>> 39504f23 (Name averages, scalers and counters that a restart would lose)
 
 MOST_SHOWN = 4
 """Names in one notice."""
@@ -32,6 +36,15 @@ _MOST_ITEMS = 50
 
 _CLOCKS = frozenset(("time", "monotonic", "perf_counter", "process_time", "time_ns", "now"))
 """Names of functions that give the time: a number of the process, not of the training."""
+
+REDUCES = frozenset(
+    (
+        "len", "sum", "fsum", "mean", "fmean", "median", "std", "stdev", "average", "max", "min",
+        "array", "tensor", "plot", "dump", "dumps", "save", "savetxt", "to_csv", "DataFrame",
+    )
+)  # fmt: skip
+"""Names of functions that tell about values, or write them down."""
+TELLS = SHOWS | CONVERTS | REDUCES | {"range", "enumerate", "append", "time"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Loop = ast.For | ast.AsyncFor | ast.While
@@ -123,6 +136,7 @@ def _counter(loop: Loop, known: Mapping[str, Any]) -> tuple[str, str]:
     return "", ""
 
 
+<<<<<<< HEAD
 def _first_batch(loader: Any) -> str:
     """The expression for the number of its first batch; "" for no loader of ours.
 
@@ -150,6 +164,12 @@ def _used(loop: Loop) -> set[str]:
         if not isinstance(node, ast.JoinedStr | Function | ast.ClassDef):
             waiting += ast.iter_child_nodes(node)
     return found
+=======
+def _compared(loop: Loop) -> set[str]:
+    """Names in the tests of a loop, and names that a function gets."""
+    tests = (n.test for n in own_nodes(loop) if isinstance(n, ast.If | ast.While | ast.IfExp))
+    return {name.id for test in tests for name in _names(test)} | _given(loop)
+>>>>>>> 39504f23 (Name averages, scalers and counters that a restart would lose)
 
 
 def carried_values(frame: types.FrameType | None) -> CarriedValues | None:
@@ -208,8 +228,9 @@ def _numbers_in(frame: types.FrameType) -> dict[str, int]:
 
 
 def _deciding(loop: Loop) -> set[str]:
-    """Names that a test compares as they are, and names that are reckoned on from themselves."""
-    found: set[str] = set()
+    """Names that a test compares as they are, and names that are reckoned on from themselves.
+    Names in the arguments of a function as well, unless it only shows them."""
+    found: set[str] = _given(loop)
     for node in [loop, *own_nodes(loop)]:
         if isinstance(node, ast.If | ast.While | ast.IfExp):
             for test in ast.walk(node.test):
@@ -225,6 +246,35 @@ def _deciding(loop: Loop) -> set[str]:
             if isinstance(target, ast.Name) and not sums and not asks_clock(value):
                 found |= {target.id} & {name.id for name in _names(value)}
     return found - {name for node in own_nodes(loop) for name in _timed(node)}
+
+
+def _given(loop: Loop) -> set[str]:
+    """Names in the arguments of the loop's calls, but for calls that show or convert them."""
+    found: set[str] = set()
+    row: list[ast.AST] = [loop]
+    while row:
+        node = row.pop()
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+            name = node.func.id if isinstance(node.func, ast.Name) else name
+            if name in TELLS:
+                continue
+            given = [*node.args, *(each.value for each in node.keywords)]
+            found |= {one.id for each in given for one in _shown_not(each)}
+        row += [n for n in ast.iter_child_nodes(node) if not isinstance(n, Function | ast.ClassDef)]
+    return found
+
+
+def _shown_not(node: ast.AST) -> Iterator[ast.Name]:
+    """Names in an argument; not those in a text, and none that a remainder is taken of."""
+    if isinstance(node, ast.JoinedStr | ast.Call | ast.Compare):
+        return
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+        return
+    if isinstance(node, ast.Name):
+        yield node
+    for child in ast.iter_child_nodes(node):
+        yield from _shown_not(child)
 
 
 def _timed(node: ast.AST) -> set[str]:

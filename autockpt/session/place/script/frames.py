@@ -10,11 +10,12 @@ import linecache
 import os
 import types
 from collections.abc import Iterator
+from pathlib import Path
 
 from autockpt.session.boundaries.loop_ahead import is_in_loop
 
 _FOREIGN = ("site-packages", "dist-packages", os.path.dirname(os.__file__))
-_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_OURS = str(Path(__file__).resolve().parents[3]) + os.sep
 SHOWS = frozenset(
     (
         "print", "pprint", "rprint", "echo", "write", "log", "debug", "info", "warning", "warn",

@@ -185,6 +185,22 @@ DECAYED = """
         n += 1
         boundary()
 """
+WARMED_UP = """
+    def rate(step):
+        return 0.1 / (step + 1)
+
+    step, shown = 0, 0
+    for x in data:
+        lr = rate(step)
+        model(x, lr)
+        step += 1
+        shown += 1
+        print(f"{shown} {lr}", shown % 7, data[shown % 2])
+        if shown % 100 == 0:
+            print(shown)
+        boundary()
+"""
+"""As llama2.c and nanoGPT set their rates."""
 SUMMED = """
     import time
     total, n, began, running = 0.0, 0, time.time(), 0.0
@@ -300,6 +316,7 @@ def test_what_each_iteration_makes_anew_is_not(text: str) -> None:
         (ANNEALED, ("lr",), 11),
         (DECAYED, ("epsilon", "n"), 5),
         (COUNTED, ("rate",), 5),
+        (WARMED_UP, ("step",), 9),
     ],
 )
 def test_numbers_that_decide_something_are_named(
@@ -331,6 +348,7 @@ COUNTING = """
 @pytest.mark.parametrize(
     ("loader", "use", "begins"),
     [
+<<<<<<< HEAD
         ("enumerate(loader)", "if i % 2 == 0: pass", "loader.first_batch"),
         ("enumerate(shown(loader))", "if i + 1 == len(loader): pass", "loader.first_batch"),
         ("enumerate(loader)", "ends = (i + 1) % 2 == 0", "loader.first_batch"),
@@ -341,6 +359,14 @@ COUNTING = """
         ("enumerate(loader)", "if epoch: pass", ""),
         ("enumerate(loader)", "print(i + 1)", ""),
         ("enumerate(data)", "if i % 2 == 0: pass", ""),
+=======
+        ("enumerate(loader)", "i % 2 == 0", True),
+        ("enumerate(shown(loader))", "i + 1 == len(loader)", True),
+        ("enumerate(loader)", "model(x * (epoch + i / 3)) is None", True),
+        ("enumerate(loader, loader.first_batch)", "i % 2 == 0", False),
+        ("enumerate(loader)", "epoch", False),
+        ("enumerate(data)", "i % 2 == 0", False),
+>>>>>>> 39504f23 (Name averages, scalers and counters that a restart would lose)
     ],
 )
 def test_a_count_of_batches_that_begins_at_0_is_named(loader: str, use: str, begins: str) -> None:
