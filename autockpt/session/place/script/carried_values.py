@@ -23,11 +23,7 @@ import numpy as np
 import torch
 
 from autockpt.executors.state.epoch_loader import EpochLoader
-<<<<<<< HEAD
-from autockpt.session.place.script.frames import SHOWS, script_frames
-=======
 from autockpt.session.place.script.frames import CONVERTS, SHOWS, script_frames
->>>>>>> 39504f23 (Name averages, scalers and counters that a restart would lose)
 
 MOST_SHOWN = 4
 """Names in one notice."""
@@ -136,7 +132,6 @@ def _counter(loop: Loop, known: Mapping[str, Any]) -> tuple[str, str]:
     return "", ""
 
 
-<<<<<<< HEAD
 def _first_batch(loader: Any) -> str:
     """The expression for the number of its first batch; "" for no loader of ours.
 
@@ -164,12 +159,6 @@ def _used(loop: Loop) -> set[str]:
         if not isinstance(node, ast.JoinedStr | Function | ast.ClassDef):
             waiting += ast.iter_child_nodes(node)
     return found
-=======
-def _compared(loop: Loop) -> set[str]:
-    """Names in the tests of a loop, and names that a function gets."""
-    tests = (n.test for n in own_nodes(loop) if isinstance(n, ast.If | ast.While | ast.IfExp))
-    return {name.id for test in tests for name in _names(test)} | _given(loop)
->>>>>>> 39504f23 (Name averages, scalers and counters that a restart would lose)
 
 
 def carried_values(frame: types.FrameType | None) -> CarriedValues | None:

@@ -348,7 +348,6 @@ COUNTING = """
 @pytest.mark.parametrize(
     ("loader", "use", "begins"),
     [
-<<<<<<< HEAD
         ("enumerate(loader)", "if i % 2 == 0: pass", "loader.first_batch"),
         ("enumerate(shown(loader))", "if i + 1 == len(loader): pass", "loader.first_batch"),
         ("enumerate(loader)", "ends = (i + 1) % 2 == 0", "loader.first_batch"),
@@ -359,14 +358,6 @@ COUNTING = """
         ("enumerate(loader)", "if epoch: pass", ""),
         ("enumerate(loader)", "print(i + 1)", ""),
         ("enumerate(data)", "if i % 2 == 0: pass", ""),
-=======
-        ("enumerate(loader)", "i % 2 == 0", True),
-        ("enumerate(shown(loader))", "i + 1 == len(loader)", True),
-        ("enumerate(loader)", "model(x * (epoch + i / 3)) is None", True),
-        ("enumerate(loader, loader.first_batch)", "i % 2 == 0", False),
-        ("enumerate(loader)", "epoch", False),
-        ("enumerate(data)", "i % 2 == 0", False),
->>>>>>> 39504f23 (Name averages, scalers and counters that a restart would lose)
     ],
 )
 def test_a_count_of_batches_that_begins_at_0_is_named(loader: str, use: str, begins: str) -> None:
