@@ -65,4 +65,4 @@ def test_a_lost_node_is_counted_though_its_job_was_queued_again(
         check=False, capture_output=True, text=True, cwd=tmp_path,
     )  # fmt: skip
     assert told.returncode == 0, told.stdout + told.stderr
-    assert "1 interruptions, 1 of nodes" in told.stdout + told.stderr
+    assert "1 interruption, 1 of nodes" in told.stdout + told.stderr
