@@ -40,6 +40,8 @@ SHARED_WITHIN_S = 15.0
 ATTACH_WITHIN_S = 120.0
 """Ranks that a script has started come to `attach` one after the other."""
 _RECORD = "round.json"
+_SHARED = "shared"
+"""A node sees the directory of rank 0, or all do."""
 _calls = 0
 
 
@@ -95,8 +97,8 @@ def agree(
 
     `labels` and `number`: see `Node`.  Every rank calls it, equally often, after
     `init_process_group`; ranks of a node follow one another.
-    Raises ConfigError without a process group, StorageError when rank 0 cannot write it down or
-    this rank does not see the directory of rank 0.
+    Raises ConfigError without a process group, StorageError when rank 0 cannot write it down.
+    Where a node does not see the directory of rank 0, all ranks raise it: none could train.
     """
     global _calls
     store = group_store()
@@ -108,8 +110,8 @@ def agree(
             labels=dict(labels), number=number,
         )  # fmt: skip
         store.set(f"{prefix}/node/{place.rank}", to_json(node))
+    every: list[Node] = []
     if place.rank == 0:
-        every: list[Node] = []
         while (first := sum(node.ranks for node in every)) < place.world_size:
             text = bytes(store.get(f"{prefix}/node/{first}")).decode()
             every.append(from_json(Node, text, where=f"the node of rank {first}"))
@@ -118,7 +120,18 @@ def agree(
     if text.startswith("error "):
         raise StorageError(text.removeprefix("error "))
     agreed = from_json(Agreement, text, where="agreement of rank 0")
-    _require_shared(checkpoints, agreed, place)
+    if place.local_rank == 0:
+        unshared = _unshared(checkpoints, agreed, place)
+        store.set(f"{prefix}/sees/{place.rank}", unshared or _SHARED)
+        if unshared:
+            raise StorageError(unshared)
+    if place.rank == 0:
+        firsts = (sum(node.ranks for node in every[:at]) for at in range(len(every)))
+        seen = [bytes(store.get(f"{prefix}/sees/{first}")).decode() for first in firsts]
+        found = next((text for text in seen if text != _SHARED), _SHARED)
+        store.set(f"{prefix}/shared", found)
+    if (text := bytes(store.get(f"{prefix}/shared")).decode()) != _SHARED:
+        raise StorageError(text)
     return agreed
 
 
@@ -128,8 +141,8 @@ def begin_anew() -> None:
     _calls = 0
 
 
-def _require_shared(checkpoints: str, agreed: Agreement, place: RankPlace) -> None:
-    """Raises StorageError where this node has a directory of its own at that path.
+def _unshared(checkpoints: str, agreed: Agreement, place: RankPlace) -> str:
+    """Why this node has a directory of its own at that path; "": it has that of rank 0.
 
     Keepers of different directories never find one another: the job would wait for ever.
     """
@@ -137,13 +150,14 @@ def _require_shared(checkpoints: str, agreed: Agreement, place: RankPlace) -> No
     while (seen := _seen(checkpoints)) is None or seen != agreed.directory:
         if time.monotonic() > deadline:
             got = "another directory" if seen is not None else "nothing"
-            raise StorageError(
+            return (
                 f"{checkpoints}: not shared by all nodes. Rank 0 wrote there {SHARED_WITHIN_S:.0f} "
                 f"s ago, and rank {place.rank} on {socket.gethostname()} sees {got}. Give the run "
                 "a directory on storage that all nodes see: autockpt run --run-dir DIR, "
                 "AUTOCKPT_RUN_DIR=DIR, or attach(run_dir=DIR)"
             )
         time.sleep(0.1)
+    return ""
 
 
 def _seen(checkpoints: str) -> str | None:

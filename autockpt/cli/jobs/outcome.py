@@ -160,7 +160,7 @@ def _say(
         console.block(advice(path))
     elif not attached:
         # It may have the line: it ended before, while it imported its modules, say.
-        console.warn(f"{script.shown} had not come to autockpt.attach")
+        console.warn(f"{script.shown} ended before autockpt was attached")
     parts: list[str] = [status.state]
     if status.reason:
         parts.append(f"({status.reason})")

@@ -123,6 +123,7 @@ def test_nodes_exchange_what_they_know_of_their_failure_domains(
     labels = {"power": "p1", "rack": "r2"}
     other = Node(launcher="b", ranks=1, network="n", labels=labels, number=None)
     store.set("autockpt/1/node/1", to_json(other))
+    store.set("autockpt/1/sees/1", "shared")
     monkeypatch.setattr(rendezvous, "group_store", lambda: store)
     monkeypatch.setattr(rendezvous, "_calls", 0)
     said = agree(str(tmp_path), "a", place(0), {"rack": "r1"})
@@ -139,6 +140,7 @@ def _two_nodes(monkeypatch: pytest.MonkeyPatch, within_s: float) -> None:
     store = HashStore()
     node = Node(launcher="b", ranks=1, network="n", labels={}, number=None)
     store.set("autockpt/1/node/1", to_json(node))
+    store.set("autockpt/1/sees/1", "shared")
     monkeypatch.setattr(rendezvous, "group_store", lambda: store)
     monkeypatch.setattr(rendezvous, "_calls", 0)
     monkeypatch.setattr(rendezvous, "SHARED_WITHIN_S", within_s)
@@ -159,6 +161,25 @@ def test_nodes_with_directories_of_their_own_are_told(
     sees = "another directory" if earlier else "nothing"
     with pytest.raises(StorageError, match=f"not shared by all nodes.*rank 1 .*{sees}.*--run-dir"):
         agree(str(second), "b", place(1))
+
+
+def test_all_nodes_end_where_one_has_a_directory_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that see the same one, rank 0 too: they would wait for the other without a word."""
+    from torch.distributed import HashStore
+
+    store = HashStore()
+    for rank in (1, 2):
+        node = Node(launcher="b", ranks=1, network="n", labels={}, number=None)
+        store.set(f"autockpt/1/node/{rank}", to_json(node))
+    store.set("autockpt/1/sees/1", "shared")
+    store.set("autockpt/1/sees/2", "not shared by all nodes, rank 2 sees nothing")
+    monkeypatch.setattr(rendezvous, "group_store", lambda: store)
+    for rank in (0, 1):
+        monkeypatch.setattr(rendezvous, "_calls", 0)
+        with pytest.raises(StorageError, match="rank 2 sees nothing"):
+            agree(str(tmp_path), "a", place(rank, world_size=3))
 
 
 def test_a_copy_of_the_directory_is_not_shared(
@@ -199,6 +220,7 @@ def test_nodes_have_the_numbers_that_they_keep_and_as_many_ranks_as_they_say(
     store = HashStore()
     other = Node(launcher="b", ranks=2, network="n", labels={"rack": "r2"}, number=2)
     store.set("autockpt/1/node/1", to_json(other))
+    store.set("autockpt/1/sees/1", "shared")
     monkeypatch.setattr(rendezvous, "group_store", lambda: store)
     monkeypatch.setattr(rendezvous, "_calls", 0)
     said = agree(str(tmp_path), "a", place(0, world_size=3), {"rack": "r1"}, number=0)

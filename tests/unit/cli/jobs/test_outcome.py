@@ -138,7 +138,7 @@ def test_a_script_that_ends_before_attach_is_not_said_to_lack_it(
     began = outcome.Before(step=None, commits=0)
     finish(bare, began, Ending(state=state, exit_code=130, restarts=0))
     said = capsys.readouterr().err
-    assert "train.py had not come to autockpt.attach" in said
+    assert "train.py ended before autockpt was attached" in said
     assert "UNPROTECTED" not in said
     finish(bare, began)
     assert "UNPROTECTED: train.py never called autockpt.attach" in capsys.readouterr().err
