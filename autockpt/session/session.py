@@ -190,6 +190,8 @@ class Session:
             if until is not None and step + 1 == until < total:
                 self._iterations.is_owed = True
                 return
+            if step == rank.start_step:
+                self._boundaries.warn_of_untrained()
             self._boundaries.run(step + 1)
         if self._rank.step >= total:
             self._closing.finish(final_checkpoint=True, reason="finished")

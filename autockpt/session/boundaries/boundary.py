@@ -30,6 +30,8 @@ from autockpt.session.tuning.plan_follower import PlanFollower
 from autockpt.values import telemetry as t
 from autockpt.values.errors import ConfigError
 
+AHEAD_ROUNDS = (1, 3, 6)
+"""Rounds at which fetched batches are compared with forwards."""
 UNSEEN_ROUNDS = 3
 """Steps without a call of a model, until the user reads of it."""
 IMPORTED_STEPS = 2
@@ -71,6 +73,12 @@ class Boundaries:
         )  # fmt: skip
         for module in live.models.values():
             hooks.guard_module(module)
+        self._rounds = 0
+        """That `attach` alone has counted, up to the last of `AHEAD_ROUNDS`."""
+        self._first_fetched: dict[str, tuple[int, int]] = {}
+        """By loader (epoch, batches) when it was first asked."""
+        self._ahead: dict[str, list[int]] = {}
+        """By loader the batches that no forward had had yet, by round of `AHEAD_ROUNDS`."""
         self._watch_forwards()
 
     def note_last(self) -> None:
@@ -111,6 +119,9 @@ class Boundaries:
             self._iterations.note_forward()
 
         def fetches(loader: str) -> None:
+            if loader not in self._first_fetched and loader in self._position.loaders:
+                place = self._position.loaders[loader].place
+                self._first_fetched[loader] = (place.epoch, place.index)
             self._iterations.has_fetched = True
             if self._rank.is_closed or not self._position.is_own_thread:
                 return  # a thread that fetches ahead knows nothing of the training
@@ -129,8 +140,30 @@ class Boundaries:
         if self._iterations.is_before_loop():
             self._iterations.skip()
             return
+        if self._rounds < AHEAD_ROUNDS[-1]:
+            self._look_for_batches_ahead()
         self._rank.lead += 1
         self.run(self._rank.step + 1, before=before, is_between=is_between)
+
+    def _look_for_batches_ahead(self) -> None:
+        """Several rounds tell a script that fetches ahead from one that takes several a round."""
+        self._rounds += 1
+        if self._rounds not in AHEAD_ROUNDS or self._iterations.is_blind:
+            return
+        for name, loader in self._position.loaders.items():
+            epoch, first = self._first_fetched.get(name, (-1, 0))
+            more = loader.place.index - first - self._iterations.forwards
+            counted = self._ahead.setdefault(name, [])
+            counted.append(more if loader.place.epoch == epoch else 0)
+            is_steady = counted[-1] < self._rounds * max(1, counted[0])
+            if self._rounds == AHEAD_ROUNDS[-1] and min(counted) > loader.ahead and is_steady:
+                self._rank.report_degraded(
+                    "carried values",
+                    f"the script had fetched {counted[-1]} more batches of ckpt.loader than it had "
+                    "trained, so a restart leaves them out. Fetch a batch at the beginning of its "
+                    f"iteration, or say so: ckpt.loader(..., ahead={counted[-1]}). Workers of a "
+                    "DataLoader fetch ahead by themselves, and need no word",
+                )
 
     def _require_seen(self) -> None:
         self._iterations.is_blind = True
@@ -140,6 +173,20 @@ class Boundaries:
                 "the model is within a graph that torch.compile may not break, so its calls, and "
                 "with them iterations, are not seen. Attach the module that torch.compile returns, "
                 "use model.compile() or ckpt.steps(total), or call ckpt.step() at their end",
+            )
+
+    def warn_of_untrained(self) -> None:
+        """The first iteration of a loop of ours ends, and may have done nothing yet."""
+        live = self._rank.live
+        parameters = (p for model in live.models.values() for p in model.parameters())
+        if self._iterations.has_stepped or not live.optimizers or not self._iterations.taken:
+            return
+        if all(each.grad is None for each in parameters):
+            self._rank.report_degraded(
+                "carried values",
+                "the script asked ckpt.batches for the next batch before it had trained with the "
+                "one that it had. A restart leaves that one out. Fetch a batch at the beginning "
+                "of its iteration; workers of a DataLoader fetch ahead by themselves",
             )
 
     def _warn_of_carried_batch(self) -> None:

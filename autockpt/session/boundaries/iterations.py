@@ -35,6 +35,8 @@ class Iterations:
         """A loader of ours was asked for a batch since an optimizer's step, on any thread."""
         self._feeding: set[str] = set()
         """Of them those by which the training's forwards are fed."""
+        self.forwards = 0
+        """Calls of a model in training, in this process."""
         self.is_blind = False
         """Calls of a compiled model are not seen."""
         self.taken = 0
@@ -82,6 +84,7 @@ class Iterations:
         if not self.is_within:
             self._feeding = (self._feeding & self.fetched) or set(self.fetched)
         self.has_forward = self.is_within = True
+        self.forwards += 1
 
     def note_step(self) -> None:
         """An optimizer stepped.  Where calls are not seen, the batches since tell what feeds it."""
