@@ -110,6 +110,7 @@ class Session:
     @property
     def restored(self) -> Restored | None:
         """The checkpoint that `attach` restored; None: the training begins at step 0."""
+        self._place.has_seen_restored = True
         return self._position.restored
 
     @property

@@ -219,6 +219,8 @@ class Boundaries:
         """Raises ConfigError for a step on a structure whose state is still awaited."""
         if optimizer is not None and self._rank.rebuilding is not None:
             self._rank.rebuilding.require()
+        if optimizer is None and not self._iterations.has_trained:
+            self._place.note_load()
         self._saver.fence(optimizer)
         self._holder.release()
 

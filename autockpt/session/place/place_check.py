@@ -41,6 +41,8 @@ LOOK_SHARE = 1e-2
 MOST_NOTICES = 3
 """About attributes."""
 
+_LOAD_BEFORE = "Load before attach, by attach(load=...), or only where ckpt.restored is None"
+
 ASKS_PLACE = frozenset({"batches", "steps", "step_count"})
 """Names of a session that a script uses where it goes on with the restored state."""
 
@@ -61,11 +63,13 @@ class PlaceCheck:
         """`loop`: the session, as the script's code names it; `deferred`: an adapter does it."""
         self._rank, self._position, self._closing, self._loop = rank, position, closing, loop
         by_script = is_script(data) or os.environ.get("AUTOCKPT_DATA") == SCRIPT
-        self._is_by_script = by_script or deferred
+        self._is_by_script, self._deferred = by_script or deferred, deferred
         self.is_placed = self._is_by_script
         """Loop and data will be where the checkpoint is, or the user was warned."""
         self.framework: str | None = None
         """Whose loop called attach; None: the script's."""
+        self.has_seen_restored = False
+        """The script has asked whether a checkpoint was restored."""
         self.has_asked = False
         """The script has read `step_count` before it trained, and not only to show it."""
         self._others: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -134,6 +138,24 @@ class PlaceCheck:
                 "alone its steps end no iteration. Attach every optimizer, as in "
                 "optimizer={'g': ..., 'd': ...}. One that is made later: change the groups of "
                 "the attached one, or attach again",
+            )
+
+    def note_load(self) -> None:
+        """State is loaded into an attached object before the first iteration of this process."""
+        if self._deferred or self.framework or framework_of(sys._getframe(1)):
+            return
+        step = self._rank.start_step
+        if step:
+            self._rank.report_degraded(
+                "loop",
+                "load_state_dict of an attached object was called between attach and the loop, "
+                f"over the state of step {step} that was resumed. {_LOAD_BEFORE}",
+            )
+        elif not (self.has_asked or self.has_seen_restored or "load" in self._rank.warned):
+            self._rank.warned.add("load")
+            self._rank.say(
+                "load_state_dict of an attached object is called behind attach: a restart would "
+                f"call it again, over the state that it has resumed. {_LOAD_BEFORE}"
             )
 
     def warn_of_loaders(self) -> None:
