@@ -39,6 +39,7 @@ from autockpt.integrations.adapters import require_counters
 from autockpt.policies.interval.closed_forms import young_interval_s
 from autockpt.session.attaches import of_this_process
 from autockpt.session.job import may_have_checkpoint
+from autockpt.session.place.script.changed_attributes import ChangedAttributes
 from autockpt.values.errors import ConfigError
 
 WRAPPED = (
@@ -103,6 +104,8 @@ class _Protection:
         self._saved: Mapping[str, Any] = {}
         self._beside: dict[str, Dispensable] = {}
         """By name what was found beside the model."""
+        self._plain: ChangedAttributes | None = None
+        """Of callbacks, and of a Trainer that the script derives; None before the training."""
         self._looked = False
         """Callbacks were looked at for tensors that are not saved."""
         trainer.autockpt = None
@@ -253,7 +256,7 @@ class _Protection:
 
     def finalize_training(self, *arguments: Any, **named: Any) -> Any:
         """End the session while the model still has the weights of the last step."""
-        self.begin_beside()
+        self.begin_beside(behind_epoch=True)
         if self._ckpt is not None:
             self._ckpt.finish_restore()  # nothing was left to train
             self._ckpt.close()
@@ -283,7 +286,7 @@ class _Protection:
     def _end_former(self) -> None:
         """Trainer begins anew in the same process: `auto_find_batch_size`, or a second train()."""
         self._trainings += 1
-        self._saved, self._beside = {}, {}
+        self._saved, self._beside, self._plain = {}, {}, None
         if self._ckpt is not None:
             self._ckpt.close(final_checkpoint=False)
         self._ckpt = self._trainer.autockpt = None
@@ -319,10 +322,27 @@ class _Protection:
             return self._run_dir
         return os.path.join(self._run_dir, f"train-{number}")
 
-    def begin_beside(self) -> None:
-        """Callbacks have built their objects: the state of the checkpoint goes in."""
+    def begin_beside(self, *, behind_epoch: bool = False) -> None:
+        """Callbacks have built their objects: the state of the checkpoint goes in.
+
+        `behind_epoch`: they know of an epoch that has begun; before, only a whole one begins.
+        """
+        if not behind_epoch and self._ckpt is not None and self._saved.get("updates"):
+            return
         for one in self._beside.values():
             one.begin()
+        if self._plain is None:
+            self._plain = ChangedAttributes(self._without_state())
+            self._plain.load(self._saved.get("attributes", {}))
+
+    def _without_state(self) -> dict[str, Any]:
+        """By name the script's own objects that nothing asks for a state."""
+        found = {type(self._trainer).__qualname__: self._trainer}
+        for one in self._trainer.callback_handler.callbacks:
+            if not isinstance(one, ExportableState) and not hasattr(one, "state_dict"):
+                name = f"callback_{type(one).__qualname__}"
+                found[f"{name}{sum(key.startswith(name) for key in found) or ''}"] = one
+        return found
 
     def _protect_loader(self) -> None:
         """The loader inside accelerate's is ours; accelerate fetches one batch ahead of it."""
@@ -349,6 +369,7 @@ class _Protection:
             and state["global_step"] < state["max_steps"],
             "state": state,
             "callbacks": [callback.state() for callback in self._exportable()],
+            "attributes": {} if self._plain is None else self._plain.state(),
             "sums": extra,
             "metrics": _metrics(trainer),
             "loss": 0.0 if loss is None else float(loss),
@@ -485,6 +506,10 @@ class _Sums(TrainerCallback):  # type: ignore[misc]
     def on_epoch_begin(self, *_: Any, **__: Any) -> None:
         """Behind every callback's `on_train_begin`."""
         self._protection.begin_beside()
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Behind every callback's `on_epoch_begin`."""
+        self._protection.begin_beside(behind_epoch=True)
 
 
 class AutockptCallback(TrainerCallback):  # type: ignore[misc]

@@ -190,7 +190,8 @@ def _ended(zygote: Zygote, pids: list[int]) -> list[int]:
     finally:
         for pid in pids:
             if zygote.status(pid) is None:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has ended since
+                    os.kill(pid, signal.SIGKILL)
     return [zygote.status(pid, wait_s=60) or 0 for pid in pids]
 
 

@@ -1,7 +1,8 @@
 """Trainers as other people write them; STYLE says which, MODE=protected adds the line.
 
-`seq2seq` generates in its evaluations, `dpo` and `reward` are TRL's, `merge` merges an adapter of
-PEFT into its base every few steps and begins it anew.
+`stops` ends early, and a callback keeps its patience in plain attributes.  `seq2seq` generates in
+its evaluations, `dpo` and `reward` are TRL's, `merge` merges an adapter of PEFT into its base every
+few steps and begins it anew.
 """
 
 import os
@@ -35,7 +36,8 @@ class Watching:
         tokens = named["input_ids"] if "input_ids" in named else arguments[0]
         small.note(f"batch {number}", tokens.tolist())
         small.place("forward", number)
-        first = out[0] if isinstance(out, tuple | dict) else out.last_hidden_state
+        first = getattr(out, "last_hidden_state", out)
+        first = first[0] if isinstance(first, tuple | dict) else first
         if first.requires_grad:
             first.register_hook(lambda _: small.place("backward", number))
 
@@ -51,6 +53,27 @@ class Logs(hf.TrainerCallback):  # type: ignore[misc]
         }  # fmt: skip
         if "train_loss" not in kept:
             small.note(f"log {state.global_step} {sorted(kept)}", kept)
+
+
+class Patience(hf.TrainerCallback):  # type: ignore[misc]
+    """Counts evaluations that are no better, and halves the rate; nobody asks it for a state."""
+
+    def __init__(self) -> None:
+        self.best, self.bad, self.seen = float("inf"), 0, []
+
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: Any = None, optimizer: Any = None,
+        lr_scheduler: Any = None, **_: Any,
+    ) -> None:  # fmt: skip
+        """Behind each."""
+        loss = metrics["eval_loss"]
+        self.seen.append(loss)
+        self.bad = 0 if loss < self.best else self.bad + 1
+        self.best = min(self.best, loss)
+        small.note(f"patience {state.global_step}", self.best, self.bad, self.seen[-3:])
+        if self.bad >= 2:
+            self.bad = 0
+            lr_scheduler.base_lrs = [rate / 2 for rate in lr_scheduler.base_lrs]
 
 
 class Merges(hf.TrainerCallback):  # type: ignore[misc]
@@ -188,6 +211,44 @@ def reward() -> Any:
     )  # fmt: skip
 
 
+class Net(torch.nn.Module):
+    """A classifier that drops out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(8, 16), torch.nn.Dropout(0.2), torch.nn.ReLU(), torch.nn.Linear(16, 3)
+        )
+        Watching(self, self.layers)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, Any]:
+        """With a loss."""
+        out = self.layers(x)
+        loss = torch.nn.functional.cross_entropy(out, labels) if labels is not None else None
+        return {"loss": loss, "logits": out}
+
+
+def stops() -> Any:
+    """Two micro-batches a step, an accuracy, and an end before the last epoch."""
+    data = torch.utils.data.StackDataset(
+        x=torch.randn(WORDS * 2, 8), labels=torch.randint(0, 3, (WORDS * 2,))
+    )
+    given = arguments(
+        eval_strategy="steps", eval_steps=3, save_strategy="steps", save_steps=3,
+        save_total_limit=2, load_best_model_at_end=True, metric_for_best_model="eval_accuracy",
+        gradient_accumulation_steps=2, num_train_epochs=6, learning_rate=3e-2, logging_steps=4,
+        label_names=["labels"], remove_unused_columns=False,
+    )  # fmt: skip
+    return hf.Trainer(
+        model=Net(), args=hf.TrainingArguments(**given), train_dataset=data,
+        eval_dataset=torch.utils.data.Subset(data, range(30)),
+        compute_metrics=lambda found: {
+            "accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())
+        },
+        callbacks=[Logs(), Patience(), hf.EarlyStoppingCallback(3)],
+    )  # fmt: skip
+
+
 def merge() -> Any:
     """An adapter whose product goes into the frozen base."""
     from peft import LoraConfig, get_peft_model
@@ -210,7 +271,10 @@ def main() -> None:
     torch.set_num_threads(1)
     small.seed()
     hf.set_seed(1)
-    trainer = {"seq2seq": seq2seq, "dpo": dpo, "reward": reward, "merge": merge}[option("STYLE")]()
+    styles = {
+        "seq2seq": seq2seq, "dpo": dpo, "reward": reward, "merge": merge, "stops": stops
+    }  # fmt: skip
+    trainer = styles[option("STYLE")]()
     if option("MODE") == "protected":
         from autockpt.integrations import huggingface
 

@@ -70,16 +70,53 @@ class Validated(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": name}}
 
 
+class Halves(L.Callback):
+    """Lowers a rate by plain attributes; nobody asks it for a state."""
+
+    def __init__(self, every: int) -> None:
+        self.every, self.since, self.losses = every, 0, dict[int, float]()
+
+    def on_train_start(self, *_: Any) -> None:
+        """Begins."""
+        self.since = 0
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+        """Counts."""
+        self.since += 1
+        self.losses[len(self.losses)] = float(trainer.callback_metrics["loss"])
+        if self.since == self.every:
+            self.since = 0
+            for group in trainer.optimizers[0].param_groups:
+                group["lr"] *= 0.5 + 0.1 * (sum(self.losses.values()) > 0)
+
+
+class Tells(Halves):
+    """The same with a state."""
+
+    def on_train_start(self, *_: Any) -> None:
+        """Nothing."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All."""
+        return {"since": self.since, "losses": self.losses}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """All."""
+        self.since, self.losses = state["since"], dict(state["losses"])
+
+
 class Gan(L.LightningModule):
     """Two optimizers by hand, with gradients clipped by hand."""
 
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
+        self.turns = 0
         self.maker, self.critic = torch.nn.Linear(4, 8), small.net()
 
     def training_step(self, batch: Any, number: int) -> None:
         """The critic at each batch, the maker at each second."""
+        self.turns += 1
         ids, values = batch
         count = int(self.trainer.fit_loop.epoch_loop.batch_progress.total.ready)
         small.note(f"batch {count}", self.current_epoch, ids.tolist())
@@ -93,7 +130,7 @@ class Gan(L.LightningModule):
         second.step()
         self.untoggle_optimizer(second)
         small.place("between", count)
-        if count % 2 == 0:
+        if self.turns % 2 == 0:
             self.toggle_optimizer(first)
             loss = -self.critic(self.maker(torch.randn(4, 4))).mean()
             first.zero_grad()
@@ -126,7 +163,9 @@ def fit() -> None:
     loader = DataLoader(small.Samples(40), batch_size=4, shuffle=True)
     several = option("STYLE") == "loaders"
     callbacks: list[Any] = [LearningRateMonitor("step")]
-    if several:
+    if not several:
+        callbacks += [Halves(7), Tells(5)]
+    else:
         callbacks += [
             EarlyStopping("error/dataloader_idx_0", patience=3, min_delta=0.01),
             ModelCheckpoint(

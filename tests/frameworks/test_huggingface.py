@@ -172,7 +172,7 @@ def test_a_kill_before_the_first_checkpoint_leaves_one_run(
     assert not [*tmp_path.rglob("train-?"), *tmp_path.rglob("attach-?")]
 
 
-@pytest.mark.parametrize("style", ["seq2seq", "dpo", "reward", "merge"])
+@pytest.mark.parametrize("style", ["seq2seq", "dpo", "reward", "merge", "stops"])
 def test_a_killed_trainer_of_another_style(new_run: Callable[..., str], style: str) -> None:
     """Twice: parameters, optimizer, log lines and samples of every step, random numbers."""
     pytest.importorskip("transformers")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from autockpt.integrations.adapters import require_counters
+from autockpt.session.place.script.changed_attributes import ChangedAttributes
 
 
 class FitState:
@@ -21,6 +22,7 @@ class FitState:
         self._loaded: dict[str, Any] | None = None
         self._schedulers: list[Any] = []
         """Of callbacks that say their state."""
+        self._plain = ChangedAttributes({})
         self.within_epoch = True
         """The boundary is within the loop of batches; False: an epoch has ended."""
 
@@ -45,6 +47,7 @@ class FitState:
                 trainer.fit_loop.epoch_loop.val_loop._last_val_dl_reload_epoch,
             ],
             "callbacks": {one.state_key: one.state_dict() for one in self._others()},
+            "attributes": self._plain.state(),
             "precision": trainer.precision_plugin.state_dict(),
             "hooks": self._hooked(),
             "datamodule": trainer.datamodule.state_dict() if trainer.datamodule else {},
@@ -102,6 +105,19 @@ class FitState:
 
     # ------------------------------------------------------------------ back
 
+    def start(self) -> None:
+        """All objects are built, and nothing is trained: what changes from here on is kept."""
+        trainer = self._trainer
+        callbacks = {
+            one.state_key: one for one in self._others() if not _overrides(one, "state_dict")
+        }
+        both = {"module": trainer.lightning_module, "datamodule": trainer.datamodule}
+        owners = {
+            name: one for name, one in (callbacks | both).items()
+            if one is not None and not _overrides(one, "on_save_checkpoint")
+        }  # fmt: skip
+        self._plain = ChangedAttributes(owners)
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Kept until `resume`."""
         self._loaded = state
@@ -152,6 +168,7 @@ class FitState:
             if isinstance(getattr(one, "_scheduler_state", None), Mapping):
                 _begin_averaging(one, trainer)
                 self._schedulers.append(one._swa_scheduler)
+        self._plain.load(state.get("attributes", {}))
         self._loaded, self.within_epoch = None, True
 
 

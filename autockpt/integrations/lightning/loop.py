@@ -111,6 +111,7 @@ class ProtectedFit:
 
     def start(self) -> None:
         """In front of the first epoch, or of its rest."""
+        self._state.start()
         for number, handler in self._handlers.items():
             if getattr(handler, "__module__", "").startswith("autockpt."):
                 # Lightning would leave in the middle; ours makes a checkpoint first.
