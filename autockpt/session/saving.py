@@ -300,11 +300,11 @@ class Saver:
             gate = self.windows.gate(schedule, staging, self._rank.snapshotter.copier)
         self._rank.snapshotter.gate = gate
         self._rank.snapshotter.device_clone = staging.device_clone
-        rng, progress = None, self._position.progress()
-        if before is not None:
-            rng, progress["data"] = before
         refusal: str | None = None
         try:
+            rng, progress = None, self._position.progress()
+            if before is not None:
+                rng, progress["data"] = before
             snapshot = self._rank.snapshotter.begin(
                 arena, progress, lazy=lazy, slot=slot, rng=rng,
                 capacity=self._client.image_bytes,

@@ -44,6 +44,20 @@ class Restored:
     """What `attach(extra=...)` gave at that step; empty where it gave nothing."""
 
 
+def _plain(value: Any) -> Any:
+    """A number of numpy or torch as JSON can hold it: metrics often are.
+
+    Raises ConfigError for what is no single number.
+    """
+    try:
+        return value.item()
+    except (AttributeError, ValueError, RuntimeError, TypeError):
+        raise ConfigError(
+            f"extra(): a {type(value).__module__}.{type(value).__qualname__} is no JSON; give "
+            "numbers, strings, lists and dicts"
+        ) from None
+
+
 class TrainingPosition:
     """The part of a checkpoint beside the attached objects: stored, and put back."""
 
@@ -104,7 +118,7 @@ class TrainingPosition:
         if layouts:
             progress["buckets"] = layouts
         if self._extra is not None:
-            progress["extra"] = json.dumps(dict(self._extra()))
+            progress["extra"] = json.dumps(dict(self._extra()), default=_plain)
         return progress
 
     def position(self) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -124,3 +125,28 @@ def test_a_loop_over_epochs_has_read_where_it_begins(
     said = capfd.readouterr().err
     assert "refused" not in said
     assert "are not saved" not in said  # the script's own generators: there is none
+
+
+def test_counters_that_are_no_json_cost_one_checkpoint(
+    attach: Callable[..., Any], new_run: Callable[..., str]
+) -> None:
+    """A metric of numpy is a number; another object is refused, and the next checkpoint is made."""
+    counters: dict[str, Any] = {"loss": np.float32(0.5), "count": torch.tensor(3)}
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run_dir = trainings.prepare(new_run(), trainings.plan(memory=1, disk=1))
+    ckpt = attach(
+        model=model, optimizer=optimizer, data="script", run_dir=run_dir, extra=lambda: counters
+    )
+    for step in ckpt.steps(8):
+        model(torch.ones(1)).sum().backward()
+        optimizer.step()
+        if step == 1:
+            assert ckpt._client.wait_until(lambda: bool(ckpt._client.slots), 60)
+        counters["odd"] = object() if step == 3 else step
+    ckpt.close()
+    again = attach(
+        model=model, optimizer=optimizer, data="script", run_dir=run_dir, extra=lambda: counters
+    )
+    assert again.restored.step == 8
+    assert again.restored.extra == {"loss": 0.5, "count": 3, "odd": 7}
