@@ -70,10 +70,10 @@ class _Rank:
     gaps: dict[Doing, deque[float]] = field(default_factory=dict)
     longest_s: dict[Doing, float] = field(default_factory=dict)
 
-    def heard(self, mark: Mark) -> None:
-        """A newer look at its marks."""
+    def heard(self, mark: Mark, blind_until_s: float) -> None:
+        """A newer look at its marks; a gap that nobody has watched whole teaches nothing."""
         before = self.mark
-        if mark.count != before.count:
+        if mark.count != before.count and before.at_s >= blind_until_s:
             gap_s = mark.at_s - before.at_s
             allowed_s, learned = self.allowed_s(busy=False)
             if not learned or gap_s <= allowed_s:  # a hang that has ended is no usual gap
@@ -102,6 +102,8 @@ class Pace:
         self._looked_s: float | None = None
         self._since_s = 0.0
         """Nothing is known of before."""
+        self._blind_until_s = 0.0
+        """The end of the newest time in which nobody looked."""
         self._told: tuple[Marks, bool] | None = None
         """Marks at the newest answer of `look`, and whether a rank was only late."""
 
@@ -110,7 +112,7 @@ class Pace:
     ) -> Stillness | None:
         """The ranks stand still: once, when that becomes so.  `activities`: by rank."""
         if self._looked_s is None or now_s - self._looked_s > BLINK_S:
-            self._since_s = now_s
+            self._since_s = self._blind_until_s = now_s
         self._looked_s = now_s
         for rank in self._ranks.keys() - marks.keys():
             del self._ranks[rank]
@@ -120,7 +122,7 @@ class Pace:
                 self._ranks[rank] = _Rank(mark)
                 self._since_s = now_s  # a start: every rank waits for the others
             else:
-                known.heard(mark)
+                known.heard(mark, self._blind_until_s)
         still = self._still(now_s, activities)
         counts = {rank: (mark.pid, mark.count) for rank, mark in marks.items()}
         if still is None or self._told in ((counts, still.is_late), (counts, False)):

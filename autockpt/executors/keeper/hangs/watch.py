@@ -73,7 +73,7 @@ class HangWatch:
             doing = DOINGS[min(one.memory.cell(CELL_DOING), len(DOINGS) - 1)]
             at_s = one.memory.cell(CELL_BEAT_NS) / 1e9
             marks[rank] = Mark(pid=one.pid, count=count, at_s=at_s, doing=doing)
-        if any(self._is_debugged(one.pid) for one in ranks.values()):
+        if any(self._is_debugged(one.pid) or is_suspended(one.pid) for one in ranks.values()):
             return None
         self._activities.forget(
             mark.pid for mark in marks.values() if now_s < mark.at_s + LOOKED_AT_S
@@ -174,6 +174,18 @@ class HangWatch:
 
     def _is_debugged(self, pid: int) -> bool:
         return stack_dumps.status_of(pid).get("TracerPid", "0") != "0"
+
+
+def is_suspended(pid: int) -> bool:
+    """Whether a signal has stopped a rank and its launcher: a person has stopped the job."""
+    status = stack_dumps.status_of(pid)
+    if not _is_stopped(status):
+        return False
+    return _is_stopped(stack_dumps.status_of(int(status["PPid"])))
+
+
+def _is_stopped(status: Mapping[str, str]) -> bool:
+    return status.get("State", "").startswith("T")
 
 
 def place_of(run_directory: str, rank: int, pid: int) -> str:

@@ -116,6 +116,19 @@ def test_before_its_gaps_are_known_a_training_has_more_time() -> None:
     assert [still.learned for _, still in node.found] == [False]
 
 
+def test_a_time_in_which_nobody_looked_is_no_usual_gap() -> None:
+    """The machine or the job was suspended; a hang later is noticed as soon as before."""
+    node = Node()
+    node.train(50)
+    node.now_s += 100.0
+    node.train(50)
+    since_s = node.now_s
+    node.wait(60.0)
+    [(at_s, still)] = node.found
+    assert still.since_s == since_s
+    assert at_s - since_s <= LEAST_S + 5 * TICK_S
+
+
 def test_a_restart_begins_anew() -> None:
     """Marks of the process before say nothing of the new one."""
     node = Node()
