@@ -189,9 +189,7 @@ def _ended(zygote: Zygote, pids: list[int]) -> list[int]:
             assert time.monotonic() < deadline, f"no end in {LIMIT_S} s"
     finally:
         for pid in pids:
-            if zygote.status(pid) is None:
-                with contextlib.suppress(ProcessLookupError):  # it has ended since
-                    os.kill(pid, signal.SIGKILL)
+            zygote.kill(pid)
     return [zygote.status(pid, wait_s=60) or 0 for pid in pids]
 
 

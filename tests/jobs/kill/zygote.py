@@ -95,11 +95,17 @@ class Zygote:
             self._news.wait_for(lambda: pid in self._ended, timeout=wait_s)
             return self._ended.get(pid)
 
+    def kill(self, pid: int) -> None:
+        """Ends a trainer that still runs, as far as is known: its status comes a moment later."""
+        if self.status(pid) is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def finish(self, pid: int, log: Path, *, wait_s: float = 90.0) -> int:
         """Waits for the end of a trainer; kills one that hangs and fails with its output."""
         status = self.status(pid, wait_s=wait_s)
         if status is None:
-            os.kill(pid, signal.SIGKILL)
+            self.kill(pid)
             self.status(pid, wait_s=wait_s)
             raise AssertionError(f"pid {pid} hangs after {wait_s:.0f} s: {log.read_text()}")
         return status

@@ -204,8 +204,7 @@ class NetworkJob:
         """Nothing of it survives, nothing it left is in the way."""
         shutil.rmtree(self._private)
         for pid in self.pids:
-            if self.zygote.status(pid) is None:
-                os.kill(pid, signal.SIGKILL)
+            self.zygote.kill(pid)
         for node in self.network.nodes:
             node.kill()
         left = [pid for n in range(len(self.network.nodes)) for pid in keeper_pids(self.run_dir, n)]

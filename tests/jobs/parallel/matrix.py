@@ -111,9 +111,8 @@ class Matrix:
             self._wait(list(pids.values()), out, -signal.SIGKILL if order["end"] == "die" else 0)
         finally:
             for pid in pids.values():
-                if self._zygote.status(pid) is None:
-                    os.kill(pid, signal.SIGKILL)
-                    self._zygote.status(pid, wait_s=PATIENCE_S)
+                self._zygote.kill(pid)
+                self._zygote.status(pid, wait_s=PATIENCE_S)
 
     def _wait(self, pids: list[int], out: Path, expected: int) -> None:
         deadline = time.monotonic() + PATIENCE_S
