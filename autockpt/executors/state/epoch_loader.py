@@ -61,7 +61,7 @@ class EpochLoader:
         self.__dict__.update(
             _place=place, _ahead=ahead, _begin=begin, _before=deque(maxlen=ahead + 1),
             _under_way=False, _resumed=None, _asked=False,
-            _trained=None, _ended=False, _first=first, _fetches=fetches,
+            _trained=None, _ended=False, _first=first, _fetches=fetches, left_after=0,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ the public face
@@ -110,6 +110,7 @@ class EpochLoader:
     def end_left_epoch(self) -> None:
         """Another pass begins: the last one has ended, though the loader may have had more."""
         if self._under_way and self._resumed is None:
+            self.__dict__["left_after"] = self._place.index
             self._next_epoch()
 
     @property

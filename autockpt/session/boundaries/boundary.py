@@ -61,6 +61,8 @@ class Boundaries:
         self._has_written_imports = False
         self._unseen_rounds = 0
         """Steps of optimizers since no call of a model was seen."""
+        self._is_behind_step = False
+        """No loader of ours was asked for a batch since the newest boundary."""
 
     def watch(self) -> None:
         """Optimizers and models are hooked from now on."""
@@ -123,6 +125,7 @@ class Boundaries:
                 place = self._position.loaders[loader].place
                 self._first_fetched[loader] = (place.epoch, place.index)
             self._iterations.has_fetched = True
+            self._warn_of_left_epoch(loader)
             if self._rank.is_closed or not self._position.is_own_thread:
                 return  # a thread that fetches ahead knows nothing of the training
             if self._iterations.is_between(loader):
@@ -144,6 +147,22 @@ class Boundaries:
             self._look_for_batches_ahead()
         self._rank.lead += 1
         self.run(self._rank.step + 1, before=before, is_between=is_between)
+
+    def _warn_of_left_epoch(self, name: str) -> None:
+        """The script left an epoch behind a boundary: a checkpoint of it is within that epoch."""
+        is_behind, self._is_behind_step = self._is_behind_step, False
+        loader = self._position.loaders.get(name)
+        if loader is None or not loader.left_after:
+            return
+        count, loader.__dict__["left_after"] = loader.left_after, 0
+        if is_behind and self._rank.owns_boundary and not self._place.framework:
+            self._rank.report_degraded(
+                "loop",
+                f"the loop left an epoch behind ckpt.step() after {count} batches. A restart from "
+                "the checkpoint of that step goes on in the epoch, and may train more of it. Leave "
+                f"it in front of the work: `if number == {count}: break` at the top of "
+                "`for number, batch in enumerate(loader, loader.first_batch)`",
+            )
 
     def _look_for_batches_ahead(self) -> None:
         """Several rounds tell a script that fetches ahead from one that takes several a round."""
@@ -253,6 +272,7 @@ class Boundaries:
         `is_between`: nothing of the next one has happened, though no loop of ours says so.
         """
         self._iterations.is_owed = False
+        self._is_behind_step = True
         if self._rank.is_closed:
             self._closing.require_in_force()
             self._rank.step = step  # the loop goes on

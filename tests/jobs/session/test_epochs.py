@@ -354,6 +354,42 @@ def test_a_count_of_batches_goes_on(
     assert again.steps == whole.steps[6:]
 
 
+@pytest.mark.parametrize("where", ["in front of the work", "behind ckpt.step()"])
+def test_an_epoch_that_is_left_early(
+    attach: Callable[..., Any], new_run: Callable[..., str], where: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """A restart from its last checkpoint is exact where the test stands in front of the work.
+
+    Else the checkpoint is within the epoch, and the script is told.
+    """
+
+    def leaving(training: Training) -> None:
+        training.attach().own_boundary()
+        loader = training.ckpt.loader(training.loader)
+        for epoch in range(loader.epoch, EPOCHS):
+            for i, batch in enumerate(loader, loader.first_batch):
+                if i == 3 and where == "in front of the work":
+                    break
+                ends = training.train(epoch, batch[0])
+                training.ckpt.step()
+                if ends:
+                    return
+                if i + 1 == 3 and where == "behind ckpt.step()":
+                    break
+
+    whole = trained(attach, trainings.prepare(new_run("whole"), trainings.plan()), leaving)
+    assert len(whole.steps) == 3 * EPOCHS
+    said = capsys.readouterr().err.count("the loop left an epoch behind ckpt.step() after 3")
+    run_dir = trainings.prepare(new_run(), trainings.plan(memory=6, disk=6))
+    trained(attach, run_dir, leaving, saved=6, stop=7)
+    again = trained(attach, run_dir, leaving)
+    assert again.start == 6
+    is_exact = where == "in front of the work"
+    assert (again.steps == whole.steps[6:]) == is_exact
+    assert said == (0 if is_exact else 1)
+
+
 def test_an_epoch_needs_one_loader(attach: Callable[..., Any], new_run: Callable[..., str]) -> None:
     """Without one, and with two, the error says what to do."""
     training = Training(attach, trainings.prepare(new_run(), trainings.plan()), 0, TOTAL)
