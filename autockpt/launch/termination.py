@@ -113,6 +113,15 @@ class TerminationWatch:
         return self._raised.wait(patience_s)
 
     def _handle(self, number: int, frame: Any) -> None:
+        if self._closed and number in self._formers:
+            # A framework that keeps handlers, as Lightning does, has put this one back since.
+            former = self._formers[number]
+            signal.signal(number, former)
+            if callable(former):
+                former(number, frame)
+            else:
+                signal.raise_signal(number)
+            return
         if number == signal.SIGINT and self._interrupts and not self._raised.is_set():
             self._raised.set()
             raise Stopped(128 + number)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from autockpt.launch.termination import TerminationWatch
 from tests.conftest import heard_by_children
 from tests.unit.cli.scripts import python, write
 
@@ -239,3 +240,21 @@ def test_the_tests_can_be_run_where_signals_are_ignored(tmp_path: Path) -> None:
             signal.signal(number, handler)
     assert "default_int_handler" in done.stdout, done.stderr
     assert done.stdout.endswith(f" {signal.SIG_DFL!s}\n")
+
+
+def test_a_closed_watch_that_is_put_back_passes_signals_on() -> None:
+    """As Lightning does behind a fit: it keeps the handlers of before."""
+    formers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)}
+    watch = TerminationWatch(lambda number: None, lambda number: None)
+    watch.start()
+    ours = signal.getsignal(signal.SIGINT)
+    try:
+        assert ours != formers[signal.SIGINT]
+        watch.close()
+        signal.signal(signal.SIGINT, ours)
+        with pytest.raises(KeyboardInterrupt, match=r"^$"):
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) == formers[signal.SIGINT]
+    finally:
+        for number, former in formers.items():
+            signal.signal(number, former)
