@@ -41,7 +41,7 @@ def run(spec: dict[str, Any], run_dir: str, out: str, namespace: str) -> None:
 
 def meet(namespace: str) -> int:
     """The rank of this process, on its node and in its process group."""
-    _enter(namespace)
+    enter(namespace)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -61,7 +61,7 @@ def number_of_start() -> int:
     return int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
 
-def _enter(namespace: str) -> None:
+def enter(namespace: str) -> None:
     """This process, and what it starts, is on that node from now on."""
     libc = ctypes.CDLL(None, use_errno=True)
     fd = os.open(f"/run/netns/{namespace}", os.O_RDONLY | os.O_CLOEXEC)

@@ -43,6 +43,9 @@ class Machine:
         """Of the script."""
         self.launcher: tuple[str, ...] = ()
         """The module of another launcher with its options; empty: `autockpt run` launches."""
+        self.prefix: tuple[str, ...] = ()
+        """Put before the command."""
+        self.variables: dict[str, str] = {}
         self.job: subprocess.Popen[bytes] | None = None
 
     @property
@@ -62,7 +65,7 @@ class Machine:
 
     def start(self, *, steps: int, pace_s: float = 0.02, settings: tuple[str, ...] = ()) -> None:
         """Starts it; the policy is an option."""
-        argv = [sys.executable, "-m", *self.launcher, "autockpt", "run"]
+        argv = [*self.prefix, sys.executable, "-m", *self.launcher, "autockpt", "run"]
         if not self.launcher:
             argv += ["--nproc-per-node", str(self._ranks)]
         argv.append("--no-profile")
@@ -72,7 +75,8 @@ class Machine:
         argv += [*self.options, "--", str(SCRIPT), "--steps", str(steps), *self.arguments]
         with open(self.folder / "out", "ab") as out:
             self.job = subprocess.Popen(
-                argv, cwd=self.folder, env={**environment(), "TEST_PACE_S": str(pace_s)},
+                argv, cwd=self.folder,
+                env={**environment(), "TEST_PACE_S": str(pace_s), **self.variables},
                 stdout=out, stderr=out, start_new_session=True,
             )  # fmt: skip
 
