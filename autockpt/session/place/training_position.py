@@ -47,7 +47,7 @@ class Restored:
 def _plain(value: Any) -> Any:
     """A number of numpy or torch as JSON can hold it: metrics often are.
 
-    Raises ConfigError for what is no single number.
+    Raises ConfigError for anything but a single number.
     """
     try:
         return value.item()

@@ -71,7 +71,7 @@ class _Rank:
     longest_s: dict[Doing, float] = field(default_factory=dict)
 
     def heard(self, mark: Mark, blind_until_s: float) -> None:
-        """A newer look at its marks; a gap that nobody has watched whole teaches nothing."""
+        """A newer look at its marks; a gap without looks in it teaches nothing."""
         before = self.mark
         if mark.count != before.count and before.at_s >= blind_until_s:
             gap_s = mark.at_s - before.at_s
@@ -103,7 +103,7 @@ class Pace:
         self._since_s = 0.0
         """Nothing is known of before."""
         self._blind_until_s = 0.0
-        """The end of the newest time in which nobody looked."""
+        """The end of the newest time without looks."""
         self._told: tuple[Marks, bool] | None = None
         """Marks at the newest answer of `look`, and whether a rank was only late."""
 
