@@ -3,7 +3,8 @@
 Two ranks train a tiny model over gloo, and rank 1 is killed.  Contestants, in turns:
 `autockpt run` with a parked process; the same, where rank 0 goes on in its own process
 (`autockpt.restartable`); without either; and torchrun's own restart of a script that saves by hand
-(`torch.save` at every tenth step, to a temporary file that is renamed).
+(`torch.save` at every tenth step, to a temporary file that is renamed).  With `--peers` also NVRx:
+its launcher, and its restart in the same process, where only the survivors go on.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -23,10 +25,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Row, parse, publish, row
+from benchmarks.peers.environments import Needs
+from benchmarks.peers.environments import environment as peer_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM, SAME, COLD = "autockpt, parked", "autockpt, in-process", "autockpt, cold"
 PLAIN = "torchrun"
+IN_JOB, IN_PROCESS = "NVRx, in-job", "NVRx, in-process"
+NVRX = Needs(packages=("nvidia-resiliency-ext", "numpy"))
 AT_MOST_S = {WARM: 0.8, SAME: 0.5}
 """Targets, seconds from the death to the next iteration."""
 PARTS = {
@@ -35,7 +41,13 @@ PARTS = {
     "process_group_s": "process group", "script_s": "script", "wait_s": "keepers, other ranks",
     "read_s": "bytes", "apply_s": "state put together", "first_s": "first iteration",
 }  # fmt: skip
-NOTES = {PLAIN: "saves at every tenth step by torch.save, with neither fsync nor random state"}
+SAVES = "saves at every tenth step by torch.save, with neither fsync nor random state"
+NOTES = {
+    PLAIN: SAVES,
+    IN_JOB: f"ft_launcher, polls every 0.1 s; {SAVES}",
+    IN_PROCESS: f"the survivor goes on alone: nothing replaces the dead rank; all intervals 0.1 s;"
+    f" {SAVES}",
+}
 PATIENCE_S = 240.0
 IMPORTS = """
 import os, sys, time
@@ -73,6 +85,28 @@ with open(os.path.join(sys.argv[1], f"rank-{dist.get_rank()}"), "a", buffering=1
             torch.save({**whole, "step": step + 1}, saved + ".new")
             os.replace(saved + ".new", saved)
 """
+WRAPPED = """
+import datetime
+import nvidia_resiliency_ext.inprocess as inprocess
+often = datetime.timedelta(seconds=0.1)
+@inprocess.Wrapper(
+    store_kwargs={"port": int(os.environ["MASTER_PORT"]) + 1}, monitor_thread_interval=often,
+    monitor_process_interval=often, heartbeat_interval=often, progress_watchdog_interval=often,
+    last_call_wait=often,
+)
+"""
+STARTS = """
+import os, subprocess, sys
+ranks = []
+for rank in range(2):
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    where = {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    variables = {**os.environ, **place, **where, "OMP_NUM_THREADS": "1"}
+    ranks.append(subprocess.Popen([sys.executable, *sys.argv[1:]], env=variables))
+for rank in ranks:
+    rank.wait()
+"""
+"""A launcher that leaves the survivors alone: torchrun ends them."""
 
 
 @dataclass(slots=True)
@@ -89,13 +123,21 @@ def main() -> None:
     """Measures and publishes."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--peers", action="store_true", help="NVRx too, installed at first")
     args = parse(parser, rounds=1)
-    found = {name: Samples() for name in (WARM, SAME, COLD, PLAIN)}
+    names, python = [WARM, SAME, COLD, PLAIN], sys.executable
+    if args.peers:
+        peer = peer_environment(NVRX)
+        if peer.absent:
+            print(f"NVRx is absent: {peer.absent}", file=sys.stderr)
+        else:
+            names, python = [*names, IN_JOB, IN_PROCESS], peer.python
+    found = {name: Samples() for name in names}
     for _ in range(args.rounds):
         for name, samples in found.items():
             folder = Path(tempfile.mkdtemp(prefix="bench-restart-", dir=os.getcwd()))
             try:
-                measure(name, folder, samples)
+                measure(name, folder, samples, python)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
     rows = [one for name, samples in found.items() for one in figures(name, samples)]
@@ -115,13 +157,13 @@ def figures(name: str, samples: Samples) -> list[Row]:
     return rows
 
 
-def measure(name: str, folder: Path, samples: Samples) -> None:
-    """One job, one death."""
+def measure(name: str, folder: Path, samples: Samples, python: str) -> None:
+    """One job, one death; `python`: the interpreter that has the peer."""
     (folder / "job.py").write_text(script(name))
     run = folder / "run"
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(
-            command(name, folder, run), stdout=log, stderr=subprocess.STDOUT, cwd=folder,
+            command(name, folder, run, python), stdout=log, stderr=subprocess.STDOUT, cwd=folder,
             env=environment(), start_new_session=True,
         )  # fmt: skip
     try:
@@ -154,15 +196,23 @@ def measure(name: str, folder: Path, samples: Samples) -> None:
 
 def script(name: str) -> str:
     """Of a contestant."""
-    if name != SAME:
+    opening = {SAME: "import autockpt\n@autockpt.restartable\n", IN_PROCESS: WRAPPED}.get(name)
+    if opening is None:
         return IMPORTS + SCRIPT
     body = textwrap.indent(SCRIPT, "    ")
-    return f"{IMPORTS}import autockpt\n@autockpt.restartable\ndef main():\n{body}\nmain()\n"
+    return f"{IMPORTS}{opening}def main():\n{body}\nmain()\n"
 
 
-def command(name: str, folder: Path, run: Path) -> list[str]:
+def command(name: str, folder: Path, run: Path, python: str) -> list[str]:
     """Of a contestant."""
     job = [str(folder / "job.py"), str(folder)]
+    if name == IN_PROCESS:
+        return [python, "-c", STARTS, *job]
+    if name == IN_JOB:
+        launcher = ["nvidia_resiliency_ext.fault_tolerance.launcher", "--standalone"]
+        options = ["--nproc-per-node", "2", "--max-restarts", "3", "--monitor-interval", "0.1"]
+        options += ["--ft-enable-nic-monitor", "false", "--ignore-missing-fault-tol-cfg"]
+        return [python, "-m", *launcher, *options, *job]
     if name == PLAIN:
         launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         return [sys.executable, "-m", *launcher, "--max-restarts", "3", *job]
@@ -178,7 +228,22 @@ def environment() -> dict[str, str]:
     """The same for all."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     # Without it torchrun's restarts hang now and then (a store of the attempt before).
-    return {**os.environ, "PYTHONPATH": path, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    return {
+        **os.environ,
+        "PYTHONPATH": path,
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "MASTER_PORT": str(free_port()),  # of ranks that no launcher gives one
+    }
+
+
+def free_port() -> int:
+    """With the next one, which the wrapper's own store takes."""
+    while True:
+        with socket.socket() as one, socket.socket() as other:
+            one.bind(("127.0.0.1", 0))
+            with contextlib.suppress(OSError):
+                other.bind(("127.0.0.1", one.getsockname()[1] + 1))
+                return int(one.getsockname()[1])
 
 
 def wait(process: "subprocess.Popen[bytes]", folder: Path, done: Callable[[], object]) -> None:
@@ -258,8 +323,10 @@ def end(process: "subprocess.Popen[bytes]") -> None:
     try:
         process.wait(60)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
+    with contextlib.suppress(ProcessLookupError):  # ranks that outlive their launcher
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":
