@@ -284,7 +284,8 @@ def _wait_for_end(pids: Iterable[int], most_s: float) -> None:
     with contextlib.ExitStack() as opened:
         for pid in pids:
             if _status(pid) is None:  # one that has ended well would end each wait
-                with contextlib.suppress(OSError):
+                # A Python that was built for old systems (conda's, uv's) lacks it: the time is up.
+                with contextlib.suppress(OSError, AttributeError):
                     descriptor = os.pidfd_open(pid)
                     opened.callback(os.close, descriptor)
                     poll.register(descriptor, select.POLLIN)

@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -276,11 +277,20 @@ class _Rest:
         self._used_s += used_s
 
 
+def _memory_file(name: str) -> int:
+    """A file without a name; in memory, but for a Python that was built for old systems."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name, os.MFD_CLOEXEC)
+    descriptor, path = tempfile.mkstemp(prefix=f"autockpt-{name}-")
+    os.unlink(path)
+    return descriptor
+
+
 class _Captured:
     """Output of the imports, kept to be shown where and when a rank's would be."""
 
     def __init__(self) -> None:
-        self._kept = [os.memfd_create(f"output-{number}", os.MFD_CLOEXEC) for number in (1, 2)]
+        self._kept = [_memory_file(f"output-{number}") for number in (1, 2)]
         self._real = [os.dup(1), os.dup(2)]
 
     def __enter__(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from autockpt.launch.elastic.agent import _wait_for_end
+from autockpt.launch.standby.parked import _memory_file
 
 LONG_S = 60.0
 
@@ -42,3 +43,23 @@ def test_a_rank_that_has_ended_well_ends_no_wait(ranks: list["subprocess.Popen[b
         began_s = time.monotonic()
         _wait_for_end([ranks[0].pid, ended.pid], 0.2)
         assert time.monotonic() - began_s >= 0.2
+
+
+def test_a_python_that_was_built_for_old_systems_waits_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Conda's and uv's have no pidfd_open, nor files in memory for the output of imports."""
+    monkeypatch.delattr(os, "pidfd_open")
+    monkeypatch.delattr(os, "memfd_create")
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        began = time.monotonic()
+        _wait_for_end([child.pid], 0.05)
+        assert 0.04 < time.monotonic() - began < 30
+    finally:
+        child.kill()
+        child.wait()
+    descriptor = _memory_file("output")
+    os.write(descriptor, b"shown")
+    assert os.pread(descriptor, 9, 0) == b"shown"
+    os.close(descriptor)
