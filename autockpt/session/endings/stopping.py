@@ -20,6 +20,7 @@ from autockpt.launch.rank_env import allocation_left_s
 from autockpt.launch.termination import Stopped, TerminationWatch, ToldToEnd
 from autockpt.policies.restart.announced import DEFAULT_GRACE_S, Answer, Pace, answer, grace_s
 from autockpt.session.base import RankState
+from autockpt.session.endings import lost_output
 from autockpt.session.endings.closing import Closing
 from autockpt.session.endings.last_checkpoint import LastCheckpoint
 from autockpt.session.job import ATTACHES, Job
@@ -119,6 +120,7 @@ class Stopper:
             self._announced = said = Announcement(
                 number, name, time.monotonic(), self._answer(number, left_s)
             )
+        lost_output.forgive()
         if not self._rank.plan.snapshot_interval_steps:
             said.refused = "the plan makes no checkpoints"
         elif said.answer.saves == "memory":
