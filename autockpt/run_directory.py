@@ -27,6 +27,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
@@ -459,7 +460,9 @@ class RunDirectory:
     def _failure_records(self) -> Iterator[FailureRecord]:
         path = self.path / "failures.jsonl"
         for number, data in _json_lines(path):
-            yield from_data(FailureRecord, data, where=f"{path}:{number}")
+            record = from_data(FailureRecord, data, where=f"{path}:{number}")
+            if 0.0 <= record.exposure_s < math.inf:  # others were damaged, and are no evidence
+                yield record
 
     def rollbacks(self) -> tuple[RollbackRecord, ...]:
         """The rollbacks after spikes, oldest first."""

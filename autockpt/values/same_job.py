@@ -26,8 +26,9 @@ RANK = "{rank}"
 _NUMBERED = re.compile(r"(?:(?<==)|^)[0-9]{1,6}$")
 
 _LENGTHS = re.compile(
-    r"(?:(?:max|num|n|nb|total|train|training|number-of)-?)*"
-    r"(?:epochs?|steps?|iters?|iterations?|updates?|timesteps)"
+    r"(?:(?:max|num|n|nb|total|train|training|number-of)-?)*(?:epochs?|iters?|iterations?)"
+    r"|steps?|(?:(?:num|n|nb)-?)?(?:max|total|train|training)-?(?:(?:num|n|nb)-?)?"
+    r"(?:steps?|updates?|timesteps)"
     r"|(?:total|train|training)-?(?:batches|samples|tokens)"
     r"|(?:max|total|train|training)-?(?:time|days|hours|minutes|mins)"
     r"|stop-after|until|exit-interval|exit-duration-in-mins"
@@ -145,6 +146,8 @@ def _says_nothing(argument: _Argument) -> bool:
         return False
     if _GOING_ON.fullmatch(name):
         return argument.value.lower() in _GOING_ON_VALUES
+    if name == "rank" and name != argument.name.lower():
+        return False  # of a matrix, as in lora.rank
     return any(known.fullmatch(name) for known in (_LENGTHS, _PLACES, _PRINTS))
 
 

@@ -148,6 +148,16 @@ def test_a_damaged_record_names_its_file(run: RunDirectory) -> None:
         run.read_status()
 
 
+def test_a_damaged_failure_is_no_evidence(run: RunDirectory) -> None:
+    """A time below zero, or none at all, would refuse each start with a profile."""
+    died = FailureRecord(
+        wall="2026-01-01T00:00:00Z", kind="process", what="trainer", node=0, step=8, exposure_s=60.0
+    )
+    for exposure_s in (60.0, -1.0, float("nan"), float("inf")):
+        run.append_failure(replace(died, exposure_s=exposure_s))
+    assert run.failures() == (died,)
+
+
 def test_a_torn_failure_costs_no_other_one(run: RunDirectory) -> None:
     """A power cut tears the last record; the next process appends to the same line."""
     died = FailureRecord(
