@@ -46,7 +46,7 @@ def forgive() -> None:
 
 
 def _watch() -> None:
-    """Those who kept the descriptors, or the former streams, write to nowhere."""
+    """Writers that kept a descriptor, or a former stream, write to nowhere."""
     poll, watched = select.poll(), {1, 2}
     for descriptor in watched:
         poll.register(descriptor, 0)
