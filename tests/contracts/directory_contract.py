@@ -672,8 +672,8 @@ class DirectoryContract:
     def test_trash_of_an_earlier_process_is_emptied(self, path: Path) -> None:
         """What a death left half removed."""
         directory, _ = self.opened(path)
-        (path / "trash" / f"{G1.name}-abcd").mkdir()
-        (path / "trash" / f"{G1.name}-abcd" / "shard").write_bytes(b"x")
+        (path / "trash" / f"{G1.name}-0123abcd").mkdir()
+        (path / "trash" / f"{G1.name}-0123abcd" / "shard").write_bytes(b"x")
         directory.empty_trash()
         assert list((path / "trash").iterdir()) == []
 

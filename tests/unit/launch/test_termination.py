@@ -245,16 +245,17 @@ def test_the_tests_can_be_run_where_signals_are_ignored(tmp_path: Path) -> None:
 def test_a_closed_watch_that_is_put_back_passes_signals_on() -> None:
     """As Lightning does behind a fit: it keeps the handlers of before."""
     formers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` ignores it
     watch = TerminationWatch(lambda number: None, lambda number: None)
     watch.start()
     ours = signal.getsignal(signal.SIGINT)
     try:
-        assert ours != formers[signal.SIGINT]
+        assert ours != signal.default_int_handler
         watch.close()
         signal.signal(signal.SIGINT, ours)
         with pytest.raises(KeyboardInterrupt, match=r"^$"):
             signal.raise_signal(signal.SIGINT)
-        assert signal.getsignal(signal.SIGINT) == formers[signal.SIGINT]
+        assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
     finally:
         for number, former in formers.items():
             signal.signal(number, former)
