@@ -35,6 +35,9 @@ RESTART_DECIDED = startup_timing.DECIDED
 NEW_PROCESS = decision.NEW_PROCESS
 KEPT_STORE = kept_store.VARIABLE
 
+BY_RANK = "RANK and WORLD_SIZE"
+"""A launcher of which only these variables are known."""
+
 ALL = (
     RUN_DIR, MODE, LAUNCH_ID, LAUNCHER_PID, NODE, RESUME_FROM, FRESH, NO_PROFILE, PLAN_FOR,
     RESTART_DECIDED, NEW_PROCESS, KEPT_STORE,
@@ -72,7 +75,7 @@ def foreign_launcher(environ: Mapping[str, str]) -> str | None:
     if "TORCHELASTIC_RUN_ID" in environ:
         return "torchrun"
     if "RANK" in environ and "WORLD_SIZE" in environ:
-        return "RANK and WORLD_SIZE"
+        return BY_RANK
     if under_srun(environ):
         return "Slurm"
     return None

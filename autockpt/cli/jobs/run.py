@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from autockpt.cli.shared.options import (
 )
 from autockpt.console import Console
 from autockpt.launch import environment
+from autockpt.values.errors import ConfigError
 
 if TYPE_CHECKING:
     from autockpt.cli.jobs.preparation import Request
@@ -87,6 +88,9 @@ def run(
     from autockpt.job_directory import SAME_JOB
 
     launching, given = launch_settings(launching), given_names(launching)
+    if environment.LAUNCHER_PID not in os.environ and not (fresh or resume_from):  # the user's own
+        fresh = os.environ.get(environment.FRESH) == "1"
+        resume_from = None if fresh else os.environ.get(environment.RESUME_FROM) or None
     launching = launching_in_pods(os.environ, launching, given)
     on_nodes = launching_on_nodes(os.environ, launching, given)
     if on_nodes is not None:
@@ -120,8 +124,19 @@ def run(
     if foreign is not None:
         from autockpt.cli.jobs.worker import as_worker
 
+        if foreign == environment.BY_RANK and given:
+            raise ConfigError(_not_a_launcher(given))
         return as_worker(request, foreign, console)
     return _launch(request, console)
+
+
+def _not_a_launcher(given: Collection[str]) -> str:
+    options = ", ".join(sorted(f"--{name.replace('_', '-')}" for name in given))
+    return (
+        f"{options}: a launcher's, but RANK and WORLD_SIZE in the environment say that another "
+        "launcher has started this process as one of its ranks. To launch from here, unset them: "
+        "env -u RANK -u WORLD_SIZE autockpt run ...; to be that rank, leave the options out"
+    )
 
 
 def misplaced(command: click.Command, script: str, args: Sequence[str]) -> list[str]:

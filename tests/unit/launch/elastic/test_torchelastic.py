@@ -398,6 +398,22 @@ def test_a_protected_run_resumes_and_its_checkpoints_can_be_read(tmp_path: Path)
     assert "no such committed checkpoint" in refused.stderr
 
 
+def test_variables_of_the_user_count_as_their_options_do(tmp_path: Path) -> None:
+    """A rollback by AUTOCKPT_RESUME_FROM, and a rank of another launcher that would launch."""
+    write(tmp_path, "s.py", "print('ran')")
+    wanted = {"AUTOCKPT_RESUME_FROM": "ckpt-t0009-step-00000001"}
+    refused = autockpt("run", "--run-dir", "r", "s.py", cwd=tmp_path, **wanted)
+    assert refused.returncode == 78
+    assert "--resume-from ckpt-t0009-step-00000001: no such committed" in refused.stderr
+    ranked = {"RANK": "0", "WORLD_SIZE": "1"}
+    refused = autockpt(
+        "run", "--run-dir", "r", "--nproc-per-node", "2", "s.py", cwd=tmp_path, **ranked
+    )
+    assert refused.returncode == 78
+    assert "--nproc-per-node: a launcher's, but RANK and WORLD_SIZE" in refused.stderr
+    assert autockpt("run", "--run-dir", "r", "s.py", cwd=tmp_path, **ranked).returncode == 0
+
+
 def _require_breakdown(run: Path) -> None:
     """The report's parts of the restart are all there and add up to it."""
     shown = autockpt("report", "r", "--format", "json", cwd=run.parent)
