@@ -23,6 +23,7 @@ from autockpt.session.endings.closing import Closing
 from autockpt.session.endings.stopping import Stopper
 from autockpt.session.place.place_check import PlaceCheck
 from autockpt.session.place.replay_check import ReplayCheck
+from autockpt.session.place.restart_notices import RestartNotices
 from autockpt.session.place.training_position import TrainingPosition
 from autockpt.session.room import refusal
 from autockpt.session.saving import Saver
@@ -58,6 +59,7 @@ class Boundaries:
         self._iterations, self._position, self._place = iterations, position, place
         self._saver, self._plans, self._stopper, self._closing = saver, plans, stopper, closing
         self._holder, self._replay = holder, replay
+        self._notices = RestartNotices(rank, position, place)
         self._has_written_imports = False
         self._unseen_rounds = 0
         """Steps of optimizers since no call of a model was seen."""
@@ -71,7 +73,7 @@ class Boundaries:
         inner = {every[name]: every[outer] for name, outer in live.outer.items()}
         hooks = self._closing.hooks = OptimizerHooks(
             list(attached.values()), self._before_step, self._after_optimizer, inner,
-            other=self._place.note_other_optimizer,
+            other=self._notices.note_other_optimizer,
         )  # fmt: skip
         for module in live.models.values():
             hooks.guard_module(module)
@@ -239,7 +241,7 @@ class Boundaries:
         if optimizer is not None and self._rank.rebuilding is not None:
             self._rank.rebuilding.require()
         if optimizer is None and not self._iterations.has_trained:
-            self._place.note_load()
+            self._notices.note_load()
         self._saver.fence(optimizer)
         self._holder.release()
 
@@ -291,10 +293,10 @@ class Boundaries:
         self._note_flags()
         if step == self._rank.start_step + 1 and self._rank.attempt == self._rank.first_attempt:
             self._rank.emit(t.FirstIterationEnded(at_s=began, rank=self._job.rank, step=step))
-            self._place.warn_of_schedulers()
-            self._place.warn_of_loaders()
-            self._place.warn_of_carried_values()
-        self._place.warn_of_attributes()
+            self._notices.warn_of_schedulers()
+            self._notices.warn_of_loaders()
+            self._notices.warn_of_carried_values()
+        self._notices.warn_of_attributes()
         if step == self._rank.start_step + IMPORTED_STEPS and not self._has_written_imports:
             self._write_imports()
         whole = self._iterations.has_stepped or not self._rank.live.optimizers

@@ -29,7 +29,7 @@ from autockpt.session.place.script.carried_values import (
     loops_around,
     parsed,
 )
-from autockpt.session.place.script.frames import script_frames
+from autockpt.session.place.script.frames import name_of, script_frames
 from autockpt.session.place.script.objects import DEPTH, MOST_ITEMS, MOST_OBJECTS, is_own, parts
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -131,7 +131,7 @@ class CarriedAttributes:
         for one in changed:
             self._judged.add(one.shown)
             if one.file not in self._uses:
-                self._uses[one.file] = _Uses.of(one.file, self._begins, self._outer)
+                self._uses[one.file] = _Uses.of(one.file, self._begins)
             uses = self._uses[one.file]
             if one.key in uses.again:
                 continue
@@ -231,7 +231,7 @@ class _Uses:
     """Assigned without a condition while the loop runs, so nothing is carried on."""
 
     @staticmethod
-    def of(file: str, begins: Collection[str], outer: types.CodeType | None) -> "_Uses":
+    def of(file: str, begins: Collection[str]) -> "_Uses":
         tree = parsed(file)
         deciding: dict[str, int] = {}
         handed: dict[str, int] = {}
@@ -257,7 +257,7 @@ def _name(node: ast.AST) -> str:
 
 def _called(above: tuple[ast.AST, ...]) -> Iterator[str]:
     """Names of the functions that get a node, or what is made of it."""
-    return (_name(each.func).lstrip(".") for each in above if isinstance(each, ast.Call))
+    return (name_of(each.func) for each in above if isinstance(each, ast.Call))
 
 
 def _with_parents(tree: ast.AST) -> Iterator[tuple[ast.AST, tuple[ast.AST, ...]]]:

@@ -15,7 +15,7 @@ import inspect
 import linecache
 import os
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from autockpt.executors.state.epoch_loader import EpochLoader
-from autockpt.session.place.script.frames import CONVERTS, SHOWS, script_frames
+from autockpt.session.place.script.frames import CONVERTS, SHOWS, name_of, script_frames
 
 MOST_SHOWN = 4
 """Names in one notice."""
@@ -145,20 +145,20 @@ def _first_batch(loader: Any) -> str:
 
 def _used(loop: Loop) -> set[str]:
     """Names that a loop reads for more than to show them."""
-    found: set[str] = set()
-    waiting: list[ast.AST] = [*loop.body]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.Call):
-            called = node.func.id if isinstance(node.func, ast.Name) else ""
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else called
-            if called in SHOWS:
-                continue
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            found.add(node.id)
+    read = (one for one in _outside(SHOWS, loop.body) if isinstance(one, ast.Name))
+    return {name.id for name in read if isinstance(name.ctx, ast.Load)}
+
+
+def _outside(calls: Collection[str], body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """The nodes of `body`, but for these calls, texts, and functions and classes in it."""
+    row = list(body)
+    while row:
+        node = row.pop()
+        if isinstance(node, ast.Call) and name_of(node.func) in calls:
+            continue
+        yield node
         if not isinstance(node, ast.JoinedStr | Function | ast.ClassDef):
-            waiting += ast.iter_child_nodes(node)
-    return found
+            row += ast.iter_child_nodes(node)
 
 
 def carried_values(frame: types.FrameType | None) -> CarriedValues | None:
@@ -239,19 +239,9 @@ def _deciding(loop: Loop) -> set[str]:
 
 def _given(loop: Loop) -> set[str]:
     """Names in the arguments of the loop's calls, but for calls that show or convert them."""
-    found: set[str] = set()
-    row: list[ast.AST] = [loop]
-    while row:
-        node = row.pop()
-        if isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-            name = node.func.id if isinstance(node.func, ast.Name) else name
-            if name in TELLS:
-                continue
-            given = [*node.args, *(each.value for each in node.keywords)]
-            found |= {one.id for each in given for one in _shown_not(each)}
-        row += [n for n in ast.iter_child_nodes(node) if not isinstance(n, Function | ast.ClassDef)]
-    return found
+    calls = (one for one in _outside(TELLS, [loop]) if isinstance(one, ast.Call))
+    given = (each for call in calls for each in (*call.args, *(k.value for k in call.keywords)))
+    return {name.id for each in given for name in _shown_not(each)}
 
 
 def _shown_not(node: ast.AST) -> Iterator[ast.Name]:

@@ -84,7 +84,7 @@ def _calls_around(frame: types.FrameType) -> list[str]:
         return []
     inner = (first, left), (last, right)
     found = [
-        (node.lineno, node.col_offset, _name(node.func))
+        (node.lineno, node.col_offset, name_of(node.func))
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Call) and _is_argument(node, *inner)
     ]
@@ -100,5 +100,6 @@ def _is_argument(call: ast.Call, begin: tuple[int, int], end: tuple[int, int]) -
     )
 
 
-def _name(called: ast.expr) -> str:
+def name_of(called: ast.expr) -> str:
+    """The function's or the method's; "" of another expression."""
     return called.id if isinstance(called, ast.Name) else str(getattr(called, "attr", ""))

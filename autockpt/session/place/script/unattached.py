@@ -6,6 +6,7 @@ restart.  A scaler of gradients changes rarely, and is named at once.
 
 import contextlib
 import types
+import weakref
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -22,9 +23,8 @@ class UnattachedState:
     """Compares the script's modules at a boundary with the same modules earlier."""
 
     def __init__(self) -> None:
-        self._before: dict[int, tuple[Any, ...]] = {}
-        """By id of a module."""
-        self._named: set[int] = set()
+        self._before = weakref.WeakKeyDictionary[torch.nn.Module, tuple[Any, ...]]()
+        self._named = weakref.WeakSet[Any]()
 
     def look(self, frame: types.FrameType | None, attached: Collection[Any]) -> str:
         """A sentence about objects that are not in `attached`, each once; else "".
@@ -34,9 +34,9 @@ class UnattachedState:
         with contextlib.suppress(Exception):
             found = [
                 (name, one) for name, one in self._changed(frame, attached)
-                if id(one) not in self._named
+                if one not in self._named
             ]  # fmt: skip
-            self._named |= {id(one) for _, one in found}
+            self._named.update(one for _, one in found)
             return _sentence(found) if found else ""
         return ""
 
@@ -56,7 +56,7 @@ class UnattachedState:
                 seen |= {id(part) for part in one.modules()}
                 own = [each for each in one.parameters() if id(each) not in parameters]
                 mark = tuple((each._version, each.data_ptr()) for each in own[:_MOST_PARAMETERS])
-                if own and self._before.setdefault(id(one), mark) != mark:
+                if own and self._before.setdefault(one, mark) != mark:
                     yield name, one
 
 
