@@ -209,8 +209,12 @@ def runs_in(path: str) -> list[RunDirectory]:
     folder = Path(os.path.abspath(path))
     if not folder.is_dir():
         return []
-    found = [RunDirectory(each) for each in folder.iterdir() if (each / "run.json").is_file()]
-    return sorted(found, key=lambda run: ((run.path / "run.json").stat().st_mtime, run.path.name))
+    found = []
+    for each in folder.iterdir():
+        with contextlib.suppress(OSError):  # it was removed meanwhile, or is somebody else's
+            started_s = os.stat(each / "run.json").st_mtime
+            found.append((started_s, each.name, RunDirectory(each)))
+    return [run for _, _, run in sorted(found, key=lambda entry: entry[:2])]
 
 
 def choose(place: Place, named: str | None) -> str:

@@ -254,7 +254,7 @@ def ls(console: Console, path: str) -> None:
     from autockpt.values.units import format_bytes
 
     with contextlib.closing(Archive(path)) as archive:
-        rows = [_row(archive, name) for name in archive.names()]
+        rows = [_row_or_damage(archive, name) for name in archive.names()]
         console.object("ls", {"archive": path, "codec": archive.about.codec, "generations": rows})
     if not rows:
         console.say(f"{path}: an archive without generations")
@@ -263,14 +263,27 @@ def ls(console: Console, path: str) -> None:
         ("checkpoint", "step", "size", "ratio", "codec", "needs", "note"),
         (
             (
-                row["generation"], str(row["step"]), format_bytes(row["bytes"]),
-                f"{row['ratio']:.1f}x", row["codec"], row["base"] or "-",
-                row["note"],
+                row["generation"],
+                "-" if row["step"] is None else str(row["step"]),
+                "-" if row["bytes"] is None else format_bytes(row["bytes"]),
+                "-" if row["ratio"] is None else f"{row['ratio']:.1f}x",
+                row["codec"] or "-", row["base"] or "-", row["note"],
             )
             for row in rows
         ),
     )  # fmt: skip
     console.next(["autockpt", "verify", path])
+
+
+def _row_or_damage(archive: "Archive", name: str) -> dict[str, Any]:
+    """A member that cannot be read hides no other one."""
+    from autockpt.values.errors import AutockptError
+
+    try:
+        return _row(archive, name)
+    except (AutockptError, OSError) as error:
+        unknown = ("step", "bytes", "ratio", "codec", "base", "lossy", "ranks", "created_s")
+        return {**dict.fromkeys(unknown), "generation": name, "note": f"damaged: {error}"}
 
 
 def _row(archive: "Archive", name: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`autockpt ls PATH`: the checkpoints of a run or a directory."""
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -74,30 +74,48 @@ def ls(console: Console, path: str) -> None:
 
 
 def _list_runs(console: Console, path: str, runs: "list[RunDirectory]") -> None:
-    """Print a line for each run: state, newest step, newest durable step, restarts."""
+    """Print a line for each run: state, newest step, newest durable step, restarts.
+
+    A run with damaged files has a line, too, and a warning names the first of them.
+    """
+    from autockpt.values.errors import AutockptError
+
     rows = []
     for run in runs:
-        info, status, step = run.read_info(), run.read_status(), run.newest_step()
-        durable = run.durable_step()
-        rows.append({
-            "run": run.path.name,
-            "started": info.created if info else None,
-            "state": status.state if status else "unknown",
-            "step": step,
-            "durable": durable,
-            "restarts": status.restarts if status else len(run.failures()),
-            "command": info.command if info else "",
-        })  # fmt: skip
+        damage = ""
+        try:
+            row = _row(run)
+        except AutockptError as error:
+            row, damage = {**dict.fromkeys(_ROW), "state": "damaged", "command": ""}, str(error)
+            console.warn(f"{run.path.name}: {error}")
+        rows.append({"run": run.path.name, **row, "damage": damage})
     console.object("ls", {"directory": path, "runs": rows})
     console.table(
         ("run", "started (UTC)", "state", "step", "durable", "restarts"),
         [
-            tuple("-" if row[key] is None else str(row[key])
-                  for key in ("run", "started", "state", "step", "durable", "restarts"))
+            tuple("-" if row[key] is None else str(row[key]) for key in ("run", *_ROW))
             for row in rows
         ],
-    )  # fmt: skip
-    console.next(["autockpt", "report", os.path.join(path, runs[-1].path.name)])
+    )
+    whole = [row["run"] for row in rows if not row["damage"]]
+    if whole:
+        console.next(["autockpt", "report", os.path.join(path, str(whole[-1]))])
+
+
+_ROW = ("started", "state", "step", "durable", "restarts")
+
+
+def _row(run: "RunDirectory") -> dict[str, Any]:
+    """Raises AutockptError where a file of the run is damaged or cannot be read."""
+    info, status = run.read_info(), run.read_status()
+    return {
+        "started": info.created if info else None,
+        "state": status.state if status else "unknown",
+        "step": run.newest_step(),
+        "durable": run.durable_step(),
+        "restarts": status.restarts if status else len(run.failures()),
+        "command": info.command if info else "",
+    }
 
 
 def _notes(record: "GenerationRecord") -> list[str]:

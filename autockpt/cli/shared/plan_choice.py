@@ -177,7 +177,8 @@ def find_profile(script: Script, scale: Scale) -> FoundProfile:
         run = RunDirectory(path.parent)
         try:
             info, profile = run.read_info(), run.read_profile()
-        except AutockptError:
+        except AutockptError as error:
+            others.append((False, "", str(error)))
             continue
         if info is None or profile is None:
             continue
