@@ -32,7 +32,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -54,7 +54,7 @@ from autockpt.values.profile import Profile
 from autockpt.values.record import from_data, from_json, to_data, to_json
 from autockpt.values.same_job import Job
 from autockpt.values.status import RunStatus
-from autockpt.values.telemetry import Event, event_from_data
+from autockpt.values.telemetry import Event, event_from_data, newest_lines
 
 if TYPE_CHECKING:
     from typing import Self
@@ -73,6 +73,12 @@ FAILURES = "failures"
 """Directory beside the runs with what `autockpt failures --save` has read: one history a file."""
 TAIL_BYTES = 2**16
 """Enough of the end of a telemetry file to hold its newest step."""
+LATE_BYTES = 2**24
+"""Of all telemetry files together: at the end of a job so much is read in a second."""
+LEAST_BYTES = 2**13
+"""Of each file at least."""
+SOUGHT_BYTES = 2**26
+"""Of all files together that are searched for an event which their ends do not name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -420,10 +426,32 @@ class RunDirectory:
         Times are monotonic within a boot of the machine; a file whose clock jumps back has seen
         another boot.  Raises ConfigError for events of an unknown kind.
         """
+        return self._ordered((path, _json_lines(path)) for path in self._event_files())
+
+    def late_events(self) -> list[Event]:
+        """As `events`, in bounded time: of long logs only the ends, without times of iterations.
+
+        The newest start of rank 0 is among them, which tells the wall clock.
+        """
+        files = self._event_files()
+        tail_bytes = max(LEAST_BYTES, LATE_BYTES // max(1, len(files)))
+        starts = self._newest_record(self.rank_telemetry(0), ("RunStarted",))
+        found = []
+        for path in files:
+            lines = list(_json_lines(path, tail_bytes=tail_bytes, without=b'"IterationsTimed"'))
+            if path == self.rank_telemetry(0) and starts:
+                known = any(data.get("event") == "RunStarted" for _, data in lines)
+                lines = lines if known else [(0, starts), *lines]
+            found.append((path, lines))
+        return self._ordered(found)
+
+    def _ordered(
+        self, files: Iterable[tuple[Path, Iterable[tuple[int, dict[str, Any]]]]]
+    ) -> list[Event]:
         keyed: list[tuple[int, float, int, Event]] = []
-        for path in self._event_files():
+        for path, lines in files:
             boot, newest = 0, float("-inf")
-            for number, data in _json_lines(path):
+            for number, data in lines:
                 event = event_from_data(data, where=f"{path}:{number}")
                 if event.at_s < newest - _CLOCK_SLACK_S:
                     boot, newest = boot + 1, event.at_s
@@ -510,17 +538,22 @@ class RunDirectory:
         """Newest step that the tails of the event files know as resumed; 0: none."""
         return max(self._tail_values("step", int, ("Restored", "Restored from disk")), default=0)
 
-    def durable_commits(self) -> int:
-        """How often a generation became durable, by all event files."""
-        count = 0
-        for path in self.telemetry.glob("keeper-*.jsonl"):
-            with _storage_errors("read", path):
-                count += path.read_bytes().count(b'"CheckpointDurable"')
-        return count
+    def keeper_log_ends(self) -> dict[str, int]:
+        """Bytes of the event file of each keeper so far, by its name."""
+        with _storage_errors("read", self.telemetry):
+            return {path.name: path.stat().st_size for path in self._keeper_files()}
+
+    def has_committed_since(self, ends: Mapping[str, int]) -> bool:
+        """Whether a generation became durable behind these ends (`keeper_log_ends`)."""
+        names = ("CheckpointDurable",)
+        return any(
+            self._newest_record(path, names, begin=ends.get(path.name, 0), most_bytes=None)
+            for path in self._keeper_files()
+        )
 
     def newest_remote(self) -> Generation | None:
-        """Newest generation that the tails of the event files know in the object store."""
-        return self._newest(("RemoteCopied",))
+        """Newest generation that the log of copies knows in the object store.  Cheap."""
+        return self._newest(("RemoteCopied",), [self.telemetry / "remote.jsonl"])
 
     @property
     def attached(self) -> bool:
@@ -582,24 +615,51 @@ class RunDirectory:
     def _event_files(self) -> list[Path]:
         return sorted(self.telemetry.glob("*.jsonl")) if self.telemetry.is_dir() else []
 
-    def _newest(self, events: tuple[str, ...]) -> Generation | None:
-        for tail_bytes in (TAIL_BYTES, None):  # failures may have filled the tails
-            names = self._tail_values("generation", str, events, tail_bytes=tail_bytes)
-            newest = max(filter(None, map(_generation, names)), default=None)
-            if newest is not None:
-                break
-        return newest
+    def _keeper_files(self) -> list[Path]:
+        return sorted(self.telemetry.glob("keeper-*.jsonl"))
+
+    def _newest(
+        self, events: tuple[str, ...], files: Sequence[Path] | None = None
+    ) -> Generation | None:
+        """By the events of keepers, or those in `files`."""
+        files = self._keeper_files() if files is None else files
+        names = list(self._tail_values("generation", str, events, files))
+        if not any(map(_generation, names)):  # failures may have filled the tails
+            share = max(LEAST_BYTES, SOUGHT_BYTES // max(1, len(files)))
+            found = (self._newest_record(path, events, most_bytes=share) for path in files)
+            names = [str(data.get("generation")) for data in found if data]
+        return max(filter(None, map(_generation, names)), default=None)
+
+    def _newest_record(
+        self,
+        path: Path,
+        events: tuple[str, ...],
+        *,
+        begin: int = 0,
+        most_bytes: int | None = SOUGHT_BYTES,
+    ) -> dict[str, Any] | None:
+        """The newest of these events in a file; of its last `most_bytes` alone."""
+        written = [name.partition(" ")[0] for name in events]
+        try:
+            with _storage_errors("read", path), open(path, "rb") as file:
+                most = os.fstat(file.fileno()).st_size if most_bytes is None else most_bytes
+                for line in newest_lines(file, most_bytes=most, begin=begin, naming=written):
+                    data = _record(line)
+                    if data is not None and _name(data) in events:
+                        return data
+        except _Missing:
+            pass
+        return None
 
     def _tail_values(
         self,
         key: str,
         kind: type[R],
         events: tuple[str, ...] = (),
-        *,
-        tail_bytes: int | None = TAIL_BYTES,
+        files: Sequence[Path] | None = None,
     ) -> Iterator[R]:
-        for path in self._event_files():
-            for _, data in _json_lines(path, tail_bytes=tail_bytes):
+        for path in self._event_files() if files is None else files:
+            for _, data in _json_lines(path, tail_bytes=TAIL_BYTES):
                 value = data.get(key)
                 if isinstance(value, kind) and (not events or _name(data) in events):
                     yield value
@@ -708,9 +768,9 @@ def _claim(path: Path) -> Path:
 
 
 def _json_lines(
-    path: Path, *, tail_bytes: int | None = None
+    path: Path, *, tail_bytes: int | None = None, without: bytes = b"\n"
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, object) of every whole line; a torn one is skipped.
+    """(line number, object) of every whole line; a torn one, or one `without`, is skipped.
 
     A crash tears the last line.  The next start of the process appends behind the fragment, so the
     object at the end of such a line is still good.
@@ -723,9 +783,15 @@ def _json_lines(
     except _Missing:
         return
     for number, line in enumerate(lines, start=1):
-        data = _object(line) or next(filter(None, (_object(tail) for tail in _tails(line))), None)
+        is_left_out = without in line and line.count(b'{"event"') == 1
+        data = None if is_left_out else _record(line)
         if data is not None:
             yield number, data
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """The object of a line, or the one at its end."""
+    return _object(line) or next(filter(None, (_object(tail) for tail in _tails(line))), None)
 
 
 def _tails(line: bytes) -> Iterator[bytes]:

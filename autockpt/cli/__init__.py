@@ -22,13 +22,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     _leave(code)
 
 
-def _leave(code: int) -> None:
-    """Ends the process with this code, also where a thread of torch's rendezvous still runs.
+_LEFT_BEHIND = ("RendezvousKeepAliveTimer", "autockpt-report")
+"""Beginnings of the names of threads that nothing waits for at the end."""
 
-    Such a thread returns from C++ while the interpreter ends, and aborts it: exit code 134 hides
-    the one that a scheduler acts on.
+
+def _leave(code: int) -> None:
+    """Ends the process with this code, also where a thread still runs that could abort it.
+
+    One of torch's rendezvous returns from C++ while the interpreter ends: exit code 134 hides the
+    one that a scheduler acts on.
     """
-    if any(t.name.startswith("RendezvousKeepAliveTimer") for t in threading.enumerate()):
+    if any(t.name.startswith(_LEFT_BEHIND) for t in threading.enumerate()):
         atexit._run_exitfuncs()
         # None: closed when the process started.
         for stream in filter(None, (sys.stdout, sys.stderr)):

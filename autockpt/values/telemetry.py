@@ -4,8 +4,9 @@ Times are seconds of the monotonic clock of the machine's boot (comparable betwe
 boot); `wall` is UTC for people only.
 """
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
-from typing import Any, TypeGuard
+from typing import Any, BinaryIO, TypeGuard
 
 from autockpt.values.errors import ConfigError
 from autockpt.values.record import from_data, to_data
@@ -554,6 +555,38 @@ def event_from_data(data: dict[str, Any], *, where: str = "telemetry") -> Event:
     if not isinstance(name, str) or name not in EVENTS:
         raise ConfigError(f"{where}: unknown event {name!r}; known: {', '.join(EVENTS)}")
     return from_data(EVENTS[name], rest, where=where)
+
+
+PIECE_BYTES = 2**20
+"""A log is read from its end in pieces of this size."""
+
+
+def newest_lines(
+    file: BinaryIO, *, most_bytes: int, begin: int = 0, naming: Collection[str] = ()
+) -> Iterator[bytes]:
+    """Yield the whole lines at the end of a log, the newest first.
+
+    Only its last `most_bytes` are read, and nothing before `begin`.  With `naming` only lines that
+    hold one of these names of events, which costs a search of the bytes and no parsing.
+    """
+    names = [f'"{name}"'.encode() for name in naming]
+    at = file.seek(0, 2)
+    least = max(begin, at - most_bytes)
+    cut = b""
+    while at > least:
+        start = max(least, at - PIECE_BYTES)
+        file.seek(start)
+        text = file.read(at - start) + cut
+        at, cut = start, b""
+        if start > begin:
+            cut, newline, text = text.partition(b"\n")
+            if not newline:
+                continue
+        if names and not any(name in text for name in names):
+            continue
+        for line in reversed(text.split(b"\n")):
+            if line and (not names or any(name in line for name in names)):
+                yield line
 
 
 def columns() -> tuple[str, ...]:

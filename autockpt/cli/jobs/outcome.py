@@ -1,18 +1,24 @@
-"""The end of a run: status.json, the report, and the printed summary."""
+"""The end of a run: its exit code, status.json, the report, and the printed summary.
+
+The exit code comes first, and in bounded time: an announced end leaves seconds, and the telemetry
+of weeks takes minutes to read.  Views for people follow, and none of them changes the code.
+"""
 
 import os
 import shlex
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autockpt.cli.jobs.script_hints import advice
-from autockpt.cli.shared.gather import try_report
+from autockpt.cli.shared.gather import report_within
 from autockpt.cli.shared.plan_choice import Scale, command_line, launch_words
 from autockpt.console import Console
 from autockpt.job_directory import own_runs
 from autockpt.launch.elastic.request import Ending
+from autockpt.launch.elastic.signals import Interrupted, signals_raise, signals_wait
 from autockpt.launch.script import Script
 from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import AutockptError
@@ -31,63 +37,120 @@ if TYPE_CHECKING:
     from autockpt.values.status import DegradedTier
 
 
+REPORT_S = 60.0
+"""The report is waited for so long: telemetry of days on a usual machine."""
+LEAST_REPORT_S = 1.0
+"""Though the end is announced for now: most reports are there by then."""
+MARGIN_S = 0.5
+"""Before the announced end: to say how it went."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Before:
-    """Newest step and commits of a run when this launch began, and other jobs' runs beside it."""
+    """How far a run was when this launch began, and other jobs' runs beside it."""
 
     step: int | None
-    commits: int
+    logged: Mapping[str, int]
+    """As `RunDirectory.keeper_log_ends`."""
     own_runs: tuple[Path, ...] = ()
 
 
 def before(run: RunDirectory) -> Before:
     """Of an earlier launch, or nothing."""
     return Before(
-        step=run.newest_step(), commits=run.durable_commits(), own_runs=tuple(own_runs(run.path))
+        step=run.newest_step(),
+        logged=run.keeper_log_ends(),
+        own_runs=tuple(own_runs(run.path)),
     )
 
 
 def finish(
     run: RunDirectory, ending: Ending, script: Script, console: Console, began: Before
 ) -> int:
-    """Write status and report, say how it went; the exit code of the command."""
+    """Write status and report, say how it went; the exit code of the command.
+
+    A signal that comes now ends only the report: how the training went stands by then.
+    """
     if ending.exit_code == LEFT_OUT:  # the job goes on, and its other launchers tell its end
         console.warn(ending.reason)
         return ending.exit_code
     if not ending.joined:
         return ending.exit_code
-    ending = _judged(run, ending, began)
-    status = _status(run, ending)
-    run.write_status(status)
-    report, why_not = try_report(run)
-    if report is None:
-        console.warn(f"no report was written: {why_not}")
-        status = replace(status, report=None)
-        run.write_status(status)
-    own = [path for path in own_runs(run.path) if path not in began.own_runs]
-    _say(run, status, script, console, own, lost="" if report is None else report.losses)
-    console.object("run", {"run_dir": str(run.path), **to_data(status)})
+    try:
+        with signals_raise():
+            with signals_wait():
+                ending = _judged(run, ending, began, console)
+                if ending.limit is not None:
+                    ending.limit.exit_code = ending.exit_code
+            _tell(run, ending, script, console, began)
+    except Interrupted as interrupted:
+        console.warn(f"{interrupted} came when the training was over ({ending.state})")
+    except BrokenPipeError:  # the reader of --json has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except (AutockptError, OSError) as error:
+        console.warn(f"the end of the run could not be shown whole: {error}")
     return ending.exit_code
 
 
-def note(run: RunDirectory, ending: Ending) -> None:
+def _tell(
+    run: RunDirectory, ending: Ending, script: Script, console: Console, began: Before
+) -> None:
+    status = _status(run, ending)
+    _write(run, status, console)
+    report, why_not = report_within(run, _report_s(ending))
+    if report is None:
+        console.warn(f"no report was written: {why_not}")
+        status = replace(status, report=None)
+        _write(run, status, console)
+    own = [path for path in own_runs(run.path) if path not in began.own_runs]
+    _say(run, status, script, console, own, lost="" if report is None else report.losses)
+    console.object("run", {"run_dir": str(run.path), **to_data(status)})
+
+
+def _report_s(ending: Ending) -> float:
+    """How long the report may take."""
+    if ending.limit is None:
+        return REPORT_S
+    left_s = ending.limit.by_s - time.monotonic() - MARGIN_S
+    return max(LEAST_REPORT_S, min(REPORT_S, left_s))
+
+
+def _write(run: RunDirectory, status: RunStatus, console: Console) -> None:
+    try:
+        run.write_status(status)
+    except AutockptError as error:
+        console.warn(f"status.json does not tell how the run ended: {error}")
+
+
+def note(run: RunDirectory, ending: Ending, console: Console) -> None:
     """Write the status as far as it is known before the last copies are made."""
     if ending.joined and ending.exit_code != LEFT_OUT:
-        run.write_status(replace(_status(run, ending), report=None))
+        try:
+            _write(run, replace(_status(run, ending), report=None), console)
+        except (AutockptError, OSError) as error:
+            console.warn(f"status.json does not tell how the run ended: {error}")
 
 
-def _judged(run: RunDirectory, ending: Ending, began: Before) -> Ending:
-    """Correct the exit code.
+def _judged(run: RunDirectory, ending: Ending, began: Before, console: Console) -> Ending:
+    """The ending with its true exit code; that of the script where the logs cannot be read."""
+    try:
+        return _corrected(run, ending, began)
+    except (AutockptError, OSError) as error:
+        console.warn(f"whether all is durable is not known: {error}")
+        return ending
 
-    A training that ended well without any durable checkpoint did not end well.  One that had an
-    announced end and has saved all of it should be started again.
+
+def _corrected(run: RunDirectory, ending: Ending, began: Before) -> Ending:
+    """A training that ended well without any durable checkpoint did not end well.
+
+    One that had an announced end and has saved all of it should be started again.
     """
     if ending.exit_code in ANNOUNCED and _is_saved(run):
         return replace(ending, exit_code=SAVED_REQUEUE, reason=f"{ending.reason}; all is durable")
     trained = (run.newest_step() or 0) > max(began.step or 0, run.resumed_step())
     if ending.exit_code or not trained or not _wants_disk(run):
         return ending
-    if run.durable_commits() > began.commits:
+    if run.has_committed_since(began.logged):
         return ending
     return replace(ending, exit_code=NOTHING_DURABLE, reason="nothing that it trained is durable")
 

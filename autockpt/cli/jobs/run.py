@@ -172,7 +172,7 @@ def _launch(request: "Request", console: Console) -> int:
         write_decision,
     )
     from autockpt.launch.elastic.request import Launch
-    from autockpt.launch.elastic.signals import signals_raise
+    from autockpt.launch.elastic.signals import Interrupted, signals_raise
     from autockpt.launch.elastic.torchelastic import launch
     from autockpt.launch.sidecars.archiver import archivers
     from autockpt.launch.sidecars.sidecar import beside
@@ -209,13 +209,19 @@ def _launch(request: "Request", console: Console) -> int:
             **request.launching,
         )
         followers = [*archivers(run, goal.archive, console), *copiers(run, goal.remote)]
-        began = outcome.before(run)
-        with signals_raise(), beside(run, followers, console) as patience:
-            ending = launch(wanted, console)
-            patience.by_s = ending.keeper_by_s
-            if followers or ending.keeper_by_s is not None:  # who waits may be killed
-                outcome.note(run, ending)
-        return outcome.finish(run, ending, request.script, console, began)
+        began, ending = outcome.before(run), None
+        with signals_raise():
+            try:
+                with beside(run, followers, console) as patience:
+                    ending = launch(wanted, console)
+                    patience.by_s = ending.keeper_by_s
+                    if followers or ending.keeper_by_s is not None:  # who waits may be killed
+                        outcome.note(run, ending, console)
+            except Interrupted:
+                if ending is None:
+                    raise
+                # It ends the waiting for the copies, and changes nothing of how the job ended.
+            return outcome.finish(run, ending, request.script, console, began)
 
 
 def _dry_run(request: "Request", console: Console) -> int:

@@ -1,10 +1,12 @@
 """Everything that a report shows, read from a run directory; and the report files written there."""
 
 import shlex
+import threading
 from typing import TYPE_CHECKING
 
 from autockpt.cli.shared.prospects import risk_of, search_of
 from autockpt.cli.shared.versions import versions
+from autockpt.launch.elastic.signals import Interrupted
 from autockpt.policies.restart.faulty_node import faulty_node
 from autockpt.run_directory import RunDirectory, RunInfo, utc_now
 from autockpt.values.errors import AutockptError, ConfigError
@@ -119,12 +121,12 @@ def plan_of(run: RunDirectory, goal: Goal | None) -> CheckpointPlan:
 def tiers_of(run: RunDirectory) -> "tuple[Protection | None, tuple[DegradedTier, ...]]":
     """(what the other nodes hold of a run, its tiers that are degraded now).
 
-    Raises ConfigError when a record cannot be read.
+    Of long logs the ends decide.  Raises ConfigError when a record cannot be read.
     """
     from autockpt.reports.analysis.degradation import degraded_tiers
     from autockpt.reports.analysis.replication import protection
 
-    events = run.events()
+    events = run.late_events()
     copies = protection(events, plan_of(run, run.read_goal()).redundancy)
     return copies, degraded_tiers(events)
 
@@ -174,3 +176,22 @@ def try_report(run: RunDirectory) -> "tuple[ReportModel | None, str]":
         from autockpt.console import save_traceback
 
         return None, f"{type(error).__name__}: {error} (traceback: {save_traceback(error)})"
+
+
+def report_within(run: RunDirectory, within_s: float) -> "tuple[ReportModel | None, str]":
+    """As `try_report`, and not waited for any longer than `within_s`, or than a signal lets it.
+
+    The telemetry of weeks takes minutes to read, and the end of a job must not wait for that.
+    Call it on the main thread, where signals raise Interrupted (`signals_raise`).
+    """
+    found: list[tuple[ReportModel | None, str]] = []
+    work = threading.Thread(
+        target=lambda: found.append(try_report(run)), name="autockpt-report", daemon=True
+    )
+    later = f"it can be written later: autockpt report {shlex.quote(str(run.path))}"
+    try:
+        work.start()
+        work.join(within_s)
+    except Interrupted as interrupted:
+        return None, f"{interrupted} came; {later}"
+    return found[0] if found else (None, f"reading the run takes over {within_s:.0f} s; {later}")

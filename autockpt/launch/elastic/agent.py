@@ -26,7 +26,7 @@ from autockpt.launch.elastic.incidents import Incidents
 from autockpt.launch.elastic.news import News
 from autockpt.launch.elastic.rendezvous.node_numbers import Seated, hosts_rendezvous
 from autockpt.launch.elastic.rendezvous.rank_store import RankStores
-from autockpt.launch.elastic.request import Ending, Launch
+from autockpt.launch.elastic.request import Ending, Launch, Limit
 from autockpt.launch.elastic.signals import Announced, install, kill_groups, signals_wait
 from autockpt.launch.in_process.survivors import ALONE_S, ELSEWHERE_S, Survivors
 from autockpt.launch.rank_env import allocation_left_s
@@ -80,8 +80,8 @@ class Watch:
         self.restarts = 0
         self._oom_kills = OomWatch()
         self._seated: Seated | None = None
-        self.over_by_s: float | None = None
-        """CLOCK_MONOTONIC by which all is to be over, once a signal has come."""
+        self.limit: Limit | None = None
+        """Of the command, once a signal has come."""
         self.keeper_by_s: float | None = None
         """CLOCK_MONOTONIC by which the keeper is to be done."""
         self._loop = CrashLoop(
@@ -215,9 +215,9 @@ class Watch:
         """A signal is being forwarded to the ranks; seconds until they are killed."""
         name = signal.Signals(number).name
         times = times_now(self._request.notice_s)
-        self.over_by_s = time.monotonic() + times.over_s
+        self.limit = Limit(by_s=time.monotonic() + times.over_s, exit_code=128 + number)
         self.keeper_by_s = time.monotonic() + times.keeper_s
-        self._end_by(number, times)
+        self._end_by(self.limit, times)
         told = "make a checkpoint and leave" if self._request.run.attached else "leave"
         self._console.say(
             f"{name}: told the ranks to {told}; this ends within {times.over_s:.0f} s, and at once "
@@ -225,17 +225,17 @@ class Watch:
         )
         return times.ranks_s
 
-    def _end_by(self, number: int, times: LauncherTimes) -> None:
+    def _end_by(self, limit: Limit, times: LauncherTimes) -> None:
         """Limit the end: storage that hangs holds neither its waiting threads nor this process."""
 
         def leave() -> None:
             # A terminal that is gone must not keep us either.
-            threading.Timer(0.5, os._exit, (128 + number,)).start()
+            threading.Timer(0.5, os._exit, (limit.exit_code,)).start()
             self._console.warn(
                 f"{times.over_s:.0f} s are over: no longer waiting for the write under way; it "
                 "goes on by itself"
             )
-            os._exit(128 + number)
+            os._exit(limit.exit_code)
 
         watchdog = threading.Timer(times.over_s, leave)
         watchdog.daemon = True
@@ -243,7 +243,9 @@ class Watch:
 
     def hurried(self) -> None:
         """A second signal: nothing is waited for any more."""
-        self.keeper_by_s = self.over_by_s = time.monotonic()
+        self.keeper_by_s = time.monotonic()
+        if self.limit is not None:
+            self.limit.by_s = self.keeper_by_s
 
     def failed(self, failures: dict[int, Any]) -> Ending:
         """The ending after the last failure."""

@@ -41,6 +41,16 @@ class Launch:
         return self.nnodes in ("1", "1:1")
 
 
+@dataclass(slots=True, kw_only=True)
+class Limit:
+    """The end of the command that was announced: by then the process is gone."""
+
+    by_s: float
+    """CLOCK_MONOTONIC."""
+    exit_code: int
+    """The code of the process where it is ended then: as far as it is known so far."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
     """How the job ended."""
@@ -53,7 +63,7 @@ class Ending:
     """This node took part; a spare that was not needed did not."""
     error: str = ""
     """The exception that ended the rank that failed first; "": another end."""
-    over_by_s: float | None = None
-    """CLOCK_MONOTONIC by which the command is to be over, where that was announced."""
+    limit: Limit | None = None
+    """Of the command, where an end was announced."""
     keeper_by_s: float | None = None
     """CLOCK_MONOTONIC by which the keeper of this node is to be done."""

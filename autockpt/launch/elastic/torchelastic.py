@@ -27,7 +27,7 @@ from autockpt.launch.elastic.crash_loop import MAX_RESTARTS
 from autockpt.launch.elastic.news import News
 from autockpt.launch.elastic.rendezvous.membership import NotNeeded
 from autockpt.launch.elastic.rendezvous.polls import liveliness, quick_rendezvous
-from autockpt.launch.elastic.request import Ending, Launch
+from autockpt.launch.elastic.request import Ending, Launch, Limit
 from autockpt.launch.elastic.signals import Interrupted, heeded, install, interrupt, signals_raise
 from autockpt.launch.sidecars.keeper import KeeperBeside
 from autockpt.profiles.probes.copies import copy_gain
@@ -53,15 +53,20 @@ def launch(request: Launch, console: Console) -> Ending:
                 exit_code=128 + interrupted.number,
                 restarts=0,
                 reason=f"{interrupted} before the training began",
-                over_by_s=time.monotonic() + times.over_s,
+                limit=Limit(
+                    by_s=time.monotonic() + times.over_s, exit_code=128 + interrupted.number
+                ),
                 keeper_by_s=time.monotonic() + times.keeper_s,
             )
         finally:
             install(interrupt)
             node = keeper.node
-            keeper.release(None if ending is None else ending.keeper_by_s)
+            # A signal that comes now ends only the waiting: how the job ended is known.
+            with contextlib.suppress(Interrupted):
+                keeper.release(None if ending is None else ending.keeper_by_s)
             if request.mode == "run":
-                news.look(node, last=True)
+                with contextlib.suppress(Interrupted):
+                    news.look(node, last=True)
         return ending
 
 
@@ -95,7 +100,7 @@ def _launch(request: Launch, console: Console, keeper: KeeperBeside, news: News)
                 exit_code=128 + number,
                 restarts=watch.restarts,
                 reason=f"the launcher received {signal.Signals(number).name}",
-                over_by_s=watch.over_by_s,
+                limit=watch.limit,
                 keeper_by_s=watch.keeper_by_s,
             )
     return Ending(state="finished", exit_code=0, restarts=watch.restarts)

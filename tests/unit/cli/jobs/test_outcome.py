@@ -1,7 +1,10 @@
 """What a training is worth of which nothing is durable."""
 
 import json
+import os
 import signal
+import threading
+import time
 from pathlib import Path
 from typing import Literal
 
@@ -9,7 +12,7 @@ import pytest
 
 from autockpt.cli.jobs import outcome
 from autockpt.console import Console
-from autockpt.launch.elastic.request import Ending
+from autockpt.launch.elastic.request import Ending, Limit
 from autockpt.launch.script import Script
 from autockpt.run_directory import RunDirectory
 from autockpt.values.exit_codes import NOTHING_DURABLE, SAVED_REQUEUE
@@ -58,7 +61,7 @@ def finish(run: RunDirectory, began: outcome.Before, ending: Ending = ENDED) -> 
 
 def test_a_training_of_which_nothing_is_durable_has_a_code_of_its_own(run: RunDirectory) -> None:
     """Schedulers see no difference otherwise."""
-    assert finish(run, outcome.Before(step=None, commits=0)) == NOTHING_DURABLE
+    assert finish(run, outcome.Before(step=None, logged={})) == NOTHING_DURABLE
     status = run.read_status()
     assert status is not None
     assert (status.exit_code, status.protected) == (NOTHING_DURABLE, False)
@@ -68,7 +71,7 @@ def test_a_training_of_which_nothing_is_durable_has_a_code_of_its_own(run: RunDi
 def test_something_durable_is_enough_however_many_failed_since(run: RunDirectory) -> None:
     """Failures fill the end of the telemetry."""
     commit(run, failures=2000)
-    assert finish(run, outcome.Before(step=None, commits=0)) == 0
+    assert finish(run, outcome.Before(step=None, logged={})) == 0
     status = run.read_status()
     assert status is not None
     assert (status.protected, status.last_durable) == (True, "ckpt-t0001-step-00000005")
@@ -77,7 +80,7 @@ def test_something_durable_is_enough_however_many_failed_since(run: RunDirectory
 def test_what_an_earlier_launch_made_durable_does_not_count(run: RunDirectory) -> None:
     """The 30 steps of this one are nowhere."""
     commit(run)
-    assert finish(run, outcome.Before(step=10, commits=1)) == NOTHING_DURABLE
+    assert finish(run, outcome.Before(step=10, logged=run.keeper_log_ends())) == NOTHING_DURABLE
 
 
 @pytest.mark.parametrize(
@@ -96,7 +99,7 @@ def test_what_was_resumed_from_storage_is_durable(
     }  # fmt: skip
     with open(run.telemetry / "keeper-000.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(restored) + "\n")
-    assert finish(run, outcome.Before(step=None, commits=0)) == code
+    assert finish(run, outcome.Before(step=None, logged={})) == code
     status = run.read_status()
     assert status is not None
     assert status.protected == (source == "disk")
@@ -110,7 +113,7 @@ def test_what_was_resumed_from_storage_is_durable(
 def test_a_training_that_was_over_already_is_no_failure(run: RunDirectory) -> None:
     """Nothing was trained, so nothing is missing."""
     commit(run)
-    assert finish(run, outcome.Before(step=40, commits=1)) == 0
+    assert finish(run, outcome.Before(step=40, logged=run.keeper_log_ends())) == 0
 
 
 @pytest.mark.parametrize(
@@ -124,7 +127,7 @@ def test_a_command_that_would_be_refused_again_is_not_said_to_resume(
     """Though a checkpoint is durable."""
     commit(run)
     ending = Ending(state="failed", exit_code=code, restarts=0)
-    finish(run, outcome.Before(step=None, commits=0), ending)
+    finish(run, outcome.Before(step=None, logged={}), ending)
     said = capsys.readouterr()
     assert f"the command below {then}" in said.err + said.out
 
@@ -135,7 +138,7 @@ def test_a_script_that_ends_before_attach_is_not_said_to_lack_it(
 ) -> None:
     """Ctrl-C while it imports torch; one that ended well was unprotected."""
     bare = RunDirectory.create(tmp_path / "bare")
-    began = outcome.Before(step=None, commits=0)
+    began = outcome.Before(step=None, logged={})
     finish(bare, began, Ending(state=state, exit_code=130, restarts=0))
     said = capsys.readouterr().err
     assert "train.py ended before autockpt was attached" in said
@@ -147,7 +150,7 @@ def test_a_script_that_ends_before_attach_is_not_said_to_lack_it(
 def test_a_failed_script_keeps_its_code(run: RunDirectory) -> None:
     """It says more."""
     ending = Ending(state="failed", exit_code=3, restarts=0)
-    assert finish(run, outcome.Before(step=None, commits=0), ending) == 3
+    assert finish(run, outcome.Before(step=None, logged={}), ending) == 3
 
 
 @pytest.mark.parametrize(
@@ -169,7 +172,7 @@ def test_an_announced_end_with_all_saved_asks_for_another_start(
     }  # fmt: skip
     (run.telemetry / "keeper-000.jsonl").write_text(json.dumps(event) + "\n")
     told = Ending(state="interrupted", exit_code=128 + number, restarts=0, reason="told")
-    assert finish(run, outcome.Before(step=None, commits=0), told) == code
+    assert finish(run, outcome.Before(step=None, logged={}), told) == code
 
 
 @pytest.mark.parametrize(
@@ -193,7 +196,7 @@ def test_the_last_lines_say_what_was_lost(
     """Step 40 was trained, and step 5 is on disk."""
     commit(run)
     finish(
-        run, outcome.Before(step=None, commits=0), Ending(state=state, exit_code=code, restarts=0)
+        run, outcome.Before(step=None, logged={}), Ending(state=state, exit_code=code, restarts=0)
     )
     text = capsys.readouterr().err
     assert said in text
@@ -207,7 +210,7 @@ def test_a_run_whose_last_step_is_durable_says_so(
     commit(run)
     path = run.telemetry / "keeper-000.jsonl"
     path.write_text(path.read_text().replace("step 5 (", "step 40 (").replace(": 5,", ": 40,"))
-    finish(run, outcome.Before(step=None, commits=0))
+    finish(run, outcome.Before(step=None, logged={}))
     assert "finished at step 40 (durable)\n" in capsys.readouterr().err
 
 
@@ -220,7 +223,102 @@ def test_only_runs_of_other_jobs_that_this_launch_began_are_named(
     for path in (old, new):
         path.mkdir()
         (path / "job.json").touch()
-    finish(run, outcome.Before(step=None, commits=0, own_runs=(old,)))
+    finish(run, outcome.Before(step=None, logged={}, own_runs=(old,)))
     said = capsys.readouterr().err
     assert str(new) in said
     assert str(old) not in said
+
+
+def fill(run: RunDirectory, *, lines: int) -> None:
+    """The telemetry of a long training on two ranks."""
+    times = {"count": 1, "total_s": 1.0, "checkpoint_s": 0.0, "quiet_s": 0.9, "busy_s": 0.1}
+    for rank in (0, 1):
+        timed = {"event": "IterationsTimed", "at_s": 10.0, "rank": rank, "step": 40, **times}
+        with open(run.rank_telemetry(rank), "a", encoding="utf-8") as file:
+            file.write((json.dumps(timed) + "\n") * (lines // 2))
+
+
+def test_the_exit_code_is_there_in_bounded_time(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An announced end leaves half a minute, however long the training was.
+
+    The report is not waited for any longer, and it can be written afterwards.
+    """
+    started = {
+        "event": "RunStarted", "at_s": 0.5, "rank": 0, "wall": "2026-01-01T00:00:00Z",
+        "run_id": "r", "term": 1, "world_size": 2, "pid": 1, "plan_id": "p", "plan_version": 1,
+        "state_bytes": 1, "restart_count": 0,
+    }  # fmt: skip
+    with open(run.rank_telemetry(0), "a", encoding="utf-8") as file:
+        file.write(json.dumps(started) + "\n")
+    fill(run, lines=400_000)
+    commit(run)
+    path = run.telemetry / "keeper-000.jsonl"
+    path.write_text(path.read_text().replace("step 5 (", "step 40 (").replace(": 5,", ": 40,"))
+    trouble = {
+        "event": "Degraded", "at_s": 9.0, "rank": -1, "what": "storage", "reason": "no disk",
+    }  # fmt: skip
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(trouble) + "\n")
+    began_s = time.monotonic()
+    limit = Limit(by_s=began_s, exit_code=128 + signal.SIGUSR1)
+    told = Ending(state="interrupted", exit_code=limit.exit_code, restarts=0, limit=limit)
+    assert finish(run, outcome.Before(step=None, logged={}), told) == SAVED_REQUEUE
+    assert time.monotonic() - began_s < 6.0
+    assert limit.exit_code == SAVED_REQUEUE
+    status = run.read_status()
+    assert status is not None
+    assert (status.exit_code, status.last_step, status.report) == (SAVED_REQUEUE, 40, None)
+    (tier,) = status.degraded
+    assert (tier.tier, tier.because, tier.since) == ("disk", "no disk", "2026-01-01T00:00:08Z")
+    assert f"autockpt report {run.path}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_after_the_training_ends_only_the_report(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    """How the training went is decided: its exit code and its last lines stand."""
+    fill(run, lines=100_000)
+    commit(run)
+    others = set(threading.enumerate())
+
+    def end() -> None:
+        while not any("report" in t.name for t in set(threading.enumerate()) - others):
+            time.sleep(0.001)
+        os.kill(os.getpid(), number)
+
+    sender = threading.Thread(target=end, daemon=True)
+    sender.start()
+    began_s = time.monotonic()
+    assert finish(run, outcome.Before(step=None, logged={})) == 0
+    sender.join()
+    assert time.monotonic() - began_s < 6.0
+    said = capsys.readouterr().err
+    assert f"{number.name} came" in said
+    assert "finished at step 40" in said
+
+
+def test_views_that_cannot_be_written_change_no_exit_code(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A directory that became read-only, say: that is told, and the training has ended well."""
+    commit(run)
+    (run.path / "status.json").mkdir()
+    (run.path / "report.html").mkdir()
+    assert finish(run, outcome.Before(step=None, logged={})) == 0
+    said = capsys.readouterr().err
+    assert "status.json does not tell how the run ended" in said
+    assert "no report was written" in said
+    assert "finished at step 40" in said
+
+
+def test_telemetry_that_cannot_be_read_changes_no_exit_code(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is known of what is durable then, and that is said."""
+    run.rank_telemetry(0).unlink()
+    run.rank_telemetry(0).mkdir()
+    assert finish(run, outcome.Before(step=None, logged={})) == 0
+    assert "whether all is durable is not known" in capsys.readouterr().err
