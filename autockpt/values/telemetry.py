@@ -557,7 +557,7 @@ def event_from_data(data: dict[str, Any], *, where: str = "telemetry") -> Event:
     return from_data(EVENTS[name], rest, where=where)
 
 
-PIECE_BYTES = 2**20
+PIECE_BYTES = 2**18
 """A log is read from its end in pieces of this size."""
 
 

@@ -1,11 +1,12 @@
 """Record the telemetry of the node and the failure log of the run."""
 
+import contextlib
 import json
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from autockpt import new_files
 from autockpt.executors.keeper.slots import (
@@ -24,6 +25,7 @@ from autockpt.values import telemetry as t
 from autockpt.values.failure import FailureRecord
 from autockpt.values.generation import Generation
 from autockpt.values.record import to_json
+from autockpt.values.telemetry import newest_lines
 
 KEEPER = -1
 """Rank under which a keeper reports."""
@@ -364,7 +366,10 @@ def _now() -> float:
 
 
 def _unfinished_run(run_directory: str) -> Outage | None:
-    """The outage that a new keeper was born into: trainers that never said they ended."""
+    """The outage that a new keeper was born into: trainers that never said they ended.
+
+    It listens only behind this, so of each file as little is read as tells the end.
+    """
     folder = os.path.join(run_directory, "telemetry")
     newest: _Progress | None = None
     last_s, of_script = 0.0, False
@@ -376,59 +381,104 @@ def _unfinished_run(run_directory: str) -> Outage | None:
         last = _last_progress(os.path.join(folder, name))
         if last is None:
             continue
-        last_s, of_script = max(last_s, last.at_s), of_script or last.of_script
+        last_s, of_script = max(last_s, last.at_s), of_script or bool(last.of_script)
         if newest is None or last.step > newest.step:
             newest = last
     if newest is None:
         return None
+    exposure_s, steps = newest.life()
     # Just after the last thing that anybody said: nobody was left to see the failure itself.
     outage = Outage(
         began_s=last_s + 1e-6, step=newest.step, step_s=newest.at_s,
-        exposure_s=max(0.0, newest.at_s - newest.started_s), steps=newest.steps,
-        of_script=of_script,
+        exposure_s=exposure_s, steps=steps, of_script=of_script,
     )  # fmt: skip
     outage.what |= {"trainer", "keeper"}
     return outage
 
 
 _SHOW_PROGRESS = ("IterationsTimed", "SnapshotBegan", "SnapshotSealed", "TrainerFailed")
+PACE_LINES = 256
+"""So many of the newest lines of a file tell the pace of a long life."""
+LIFE_BYTES = 2**26
+"""The beginning of a life is sought so far back: days of training.  An older one counts as long as
+these."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Progress:
+    """The newest step of a rank, and its life as far as it was read from the end of the file."""
+
+    path: str
     at_s: float
     step: int
-    started_s: float
-    steps: int
-    """Trained since `started_s`, as far as blocks of iterations were reported."""
-    of_script: bool
+    began_s: float
+    """The oldest time that was read of this life."""
+    is_whole: bool = False
+    """That is its beginning."""
+    steps: int = 0
+    """Trained since `began_s`, as far as blocks of iterations were reported."""
+    of_script: bool | None = None
+
+    def life(self) -> tuple[float, int]:
+        """(seconds, steps) since this life began; steps of a long one by its newest pace."""
+        seen_s = max(0.0, self.at_s - self.began_s)
+        if self.is_whole:
+            return seen_s, self.steps
+        life_s = max(seen_s, self.at_s - _life_began_s(self.path))
+        return life_s, round(self.steps * life_s / seen_s) if seen_s else self.steps
 
 
 def _last_progress(path: str) -> _Progress | None:
     """The newest step in a telemetry file that has no end, else None."""
-    result: _Progress | None = None
-    started, steps, of_script = 0.0, 0, False
+    found: _Progress | None = None
+    lines = 0
     try:
         with open(path, "rb") as file:
-            lines = file.readlines()
+            names = (*_SHOW_PROGRESS, "RunStarted", "RunEnded")
+            for line in newest_lines(file, most_bytes=LIFE_BYTES, naming=names):
+                with contextlib.suppress(*_NO_EVENT):
+                    data = json.loads(line)
+                    kind, at_s = data["event"], float(data["at_s"])
+                    if kind == "RunEnded" and found is None:
+                        return None
+                    if kind in ("RunStarted", "RunEnded") and found is not None:
+                        found.began_s, found.is_whole = min(at_s, found.at_s), True
+                        break
+                    if kind in _SHOW_PROGRESS:
+                        found = found or _Progress(path, at_s, int(data["step"]), at_s)
+                        _go_back(found, data)
+                        lines += 1
+                if lines > PACE_LINES:
+                    break
+            else:
+                if found is not None:
+                    found.is_whole = file.seek(0, 2) <= LIFE_BYTES
     except OSError:
         return None
-    for line in lines:
-        try:
-            data = json.loads(line)
-            kind = data["event"]
-            if kind == "RunStarted":
-                started, steps, of_script = float(data["at_s"]), 0, False
-            elif kind == "RunEnded":
-                result = None
-            elif "step" in data and kind in _SHOW_PROGRESS:
-                steps += int(data.get("count", 0)) if kind == "IterationsTimed" else 0
-                if kind == "TrainerFailed":
-                    of_script = data["origin"] != "machine"
-                at_s, step = float(data["at_s"]), int(data["step"])
-                result = _Progress(at_s, step, started, steps, of_script)
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            continue  # a torn line, or somebody else's
-    if result is not None and result.at_s > time.monotonic():
+    if found is not None and found.at_s > time.monotonic():
         return None  # another boot's clock
-    return result
+    return found
+
+
+_NO_EVENT = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
+"""Errors of a line that is torn, or of other writers."""
+
+
+def _go_back(progress: _Progress, data: dict[str, Any]) -> None:
+    """Take an older event of the same life into account."""
+    progress.began_s = min(progress.began_s, float(data["at_s"]))
+    if data["event"] == "IterationsTimed":
+        progress.steps += int(data.get("count", 0))
+    if data["event"] == "TrainerFailed" and progress.of_script is None:
+        progress.of_script = data["origin"] != "machine"
+
+
+def _life_began_s(path: str) -> float:
+    """The newest start in a telemetry file; the oldest time in LIFE_BYTES if that is newer."""
+    with contextlib.suppress(OSError, *_NO_EVENT), open(path, "rb") as file:
+        for line in newest_lines(file, most_bytes=LIFE_BYTES, naming=("RunStarted",)):
+            return float(json.loads(line)["at_s"])
+        file.seek(max(0, file.seek(0, 2) - LIFE_BYTES))
+        file.readline()
+        return float(json.loads(file.readline())["at_s"])
+    return float("inf")

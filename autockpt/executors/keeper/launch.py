@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from autockpt import new_files
 from autockpt.executors.keeper.wire import (
@@ -21,6 +22,7 @@ from autockpt.executors.keeper.wire import (
     Status,
     StatusWanted,
 )
+from autockpt.executors.storage.event_log import newest_bytes
 from autockpt.executors.storage.runtime_paths import (
     is_removed,
     keeper_directories,
@@ -33,6 +35,8 @@ START_TIMEOUT_S = 60.0
 """A keeper imports little; on a machine with many more processes than cores it took over 20 s."""
 MAX_ADDRESS_BYTES = 107
 ANSWER_S = 2.0
+_TOLD_BYTES = 2000
+"""Of the log of a keeper that did not start."""
 RESPAWN_S = 1.0
 """A keeper answers 10 ms after its fork; one that does not by then died on the way.  A second one
 that was not needed finds the lock taken and leaves."""
@@ -316,6 +320,5 @@ def _package_root() -> str:
 
 
 def _tail(path: str) -> str:
-    with contextlib.suppress(OSError), open(path, errors="replace") as file:
-        return file.read()[-2000:].strip()
-    return "(empty)"
+    text = newest_bytes(Path(path), _TOLD_BYTES).decode(errors="replace")
+    return text.strip() or "(empty)"

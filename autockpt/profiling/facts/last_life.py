@@ -4,16 +4,17 @@ A keeper writes a failure down when the training is back, which is after the nex
 The telemetry of the processes that died has all of it but the time that the restart takes.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from autockpt.executors.storage.event_log import events_in, newest_bytes
+from autockpt.executors.storage.event_log import events_in, file_bytes, newest_bytes
 from autockpt.run_directory import RunDirectory, utc_now
 from autockpt.values.failure import FailureRecord
 
 PIECE_BYTES = 2**20
-"""A file is read from its end in pieces of this size, back to the newest start."""
+"""Of a file its end is read, and as much behind the newest start: all that tells how it went."""
+SOUGHT_BYTES = 2**30
+"""The newest start is sought so far back: two months of training."""
 STARTED = b'"RunStarted"'
 COMMITS = ("MemoryCommitted", "CheckpointDurable")
 
@@ -24,7 +25,7 @@ def unrecorded_failure(run: RunDirectory) -> FailureRecord | None:
     Only for a start that has written no event of its own: it takes what has no end for dead.
     Raises StorageError where a file cannot be read.
     """
-    events = list(_since_start(run.rank_telemetry(0)))
+    events = _since_start(run.rank_telemetry(0))
     if not events or events[-1].get("event") == "RunEnded":
         return None
     started, newest = events[0], events[-1]
@@ -74,16 +75,21 @@ def _kept(run: RunDirectory, began_s: float) -> tuple[dict[str, int], bool]:
     return kept, seen
 
 
-def _since_start(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a file from its newest start on."""
-    length = PIECE_BYTES
-    while True:
-        text = newest_bytes(path, length)
+def _since_start(path: Path) -> list[dict[str, Any]]:
+    """The first and the newest events of a file since its newest start; of a short life all."""
+    size = file_bytes(path)
+    for end in range(size, max(0, size - SOUGHT_BYTES), -PIECE_BYTES):
+        # Pieces overlap: a line may begin in one and go on in the next.
+        text = newest_bytes(path, 2 * PIECE_BYTES, end=end)
         at = text.rfind(STARTED)
-        whole = len(text) < length
-        if at >= 0 or whole:
-            return events_in(text[text.rfind(b"\n", 0, at) + 1 :] if at >= 0 else b"")
-        length *= 4
+        if at < 0 or (b"\n" not in text[:at] and len(text) < end):  # its line may be cut
+            continue
+        first = text[text.rfind(b"\n", 0, at) + 1 :]
+        if end == size:
+            return list(events_in(first))
+        newest = newest_bytes(path, min(PIECE_BYTES, size - end))
+        return [*events_in(first), *events_in(newest)]
+    return []
 
 
 def _number(event: dict[str, Any], name: str) -> float:

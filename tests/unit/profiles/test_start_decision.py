@@ -1,13 +1,19 @@
 """The plan of a start: profile, goal and all logs, before the first iteration."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from autockpt.cli.shared.plan_choice import decide_now
+from autockpt.executors.storage.event_log import events_in
 from autockpt.policies.decide import decide
+from autockpt.profiling.facts import last_life
 from autockpt.profiling.facts.failure_history import failure_evidence
+from autockpt.profiling.facts.last_life import unrecorded_failure
 from autockpt.profiling.facts.start_decision import (
     Start,
     decide_start,
@@ -147,6 +153,33 @@ def test_the_failure_before_this_start_counts_though_no_keeper_has_written_it(
     run = RunDirectory.create(tmp_path / "b")
     wrote(run, "rank-00000.jsonl", started, first, block, {"event": "RunEnded", "at_s": 41.0})
     assert failure_evidence(str(run.path), nodes=1, starting=True).lives == ()
+
+
+@pytest.mark.parametrize("piece_bytes", [300, 301, 333, 2**20])
+def test_a_long_last_life_is_read_at_its_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+) -> None:
+    """Wherever the pieces of the file are cut, and with few bytes parsed."""
+    monkeypatch.setattr(last_life, "PIECE_BYTES", piece_bytes)
+    parsed = [0]
+
+    def counted(text: bytes) -> Iterator[dict[str, Any]]:
+        parsed[0] += len(text)
+        return events_in(text)
+
+    monkeypatch.setattr(last_life, "events_in", counted)
+    run = RunDirectory.create(tmp_path / "a")
+    started = {"event": "RunStarted", "at_s": 10.0, "rank": 0, "term": 4}
+    first = {"event": "FirstIterationEnded", "at_s": 10.2, "rank": 0, "step": 1}
+    block = {"event": "IterationsTimed", "at_s": 40.0, "rank": 0, "step": 70}
+    newest = {"event": "IterationsTimed", "at_s": 900.0, "rank": 0, "step": 150}
+    older = {"event": "RunStarted", "at_s": 1.0, "rank": 0, "term": 1}
+    lines = [older, *[block] * 30, started, first, *[block] * 100, newest]
+    wrote(run, "rank-00000.jsonl", *lines)
+    found = unrecorded_failure(run)
+    assert found is not None
+    assert (found.term, found.step, found.exposure_s, found.lost_steps) == (5, 150, 890.0, 150)
+    assert parsed[0] < 4 * piece_bytes or piece_bytes == 2**20
 
 
 def test_a_committed_step_of_the_last_life_is_progress(tmp_path: Path) -> None:

@@ -211,6 +211,11 @@ def rank_file(path: Path, *events: dict[str, Any] | str) -> None:
     (path / "telemetry" / "rank-00000.jsonl").write_text("\n".join(lines))
 
 
+def read_bytes() -> int:
+    """Bytes that this process has read so far."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
 STARTED = {"event": "RunStarted", "at_s": 1.0, "rank": 0}
 STEPPED = {"event": "IterationsTimed", "at_s": 5.0, "rank": 0, "step": 12}
 
@@ -224,6 +229,37 @@ def test_a_keeper_is_born_into_an_outage_that_nobody_saw(tmp_path: Path) -> None
     journal.resumed(back(step=10, source="disk"))
     (record,) = failures(tmp_path)
     assert (record.what, record.lost_steps) == ("keeper+trainer", 2)
+
+
+@pytest.mark.parametrize("lives", [1, 2])
+@pytest.mark.parametrize("is_old", [False, True], ids=["days", "weeks"])
+def test_a_keeper_listens_soon_however_long_the_training_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lives: int, is_old: bool
+) -> None:
+    """It reads the end of each file, and seeks the beginning of one life: at most so far back."""
+    seconds, ranks = 50_000, 8
+    steps = (
+        json.dumps({**STEPPED, "at_s": 10.0 + at / 100, "step": 2 * at, "count": 2}) + "\n"
+        for at in range(seconds)
+    )
+    text = json.dumps({**STARTED, "at_s": 5.0}) + "\n" + "".join(steps)
+    if lives == 2:
+        ended = json.dumps({"event": "RunEnded", "at_s": 4.0, "rank": 0, "step": 1}) + "\n"
+        text = json.dumps(STARTED) + "\n" + json.dumps(STEPPED) + "\n" + ended + text
+    (tmp_path / "telemetry").mkdir()
+    for rank in range(ranks):
+        (tmp_path / "telemetry" / f"rank-{rank:05d}.jsonl").write_text(text)
+    if is_old:
+        monkeypatch.setattr(journal_module, "LIFE_BYTES", len(text) // 2)
+    before = read_bytes()
+    journal = EventRecorder(str(tmp_path), 0)
+    assert read_bytes() - before < 3 * len(text)
+    outage = journal.outage
+    assert outage is not None
+    assert outage.step == 2 * (seconds - 1)
+    exposure_s = seconds / 100 * (0.5 if is_old else 1.0)
+    assert outage.exposure_s == pytest.approx(exposure_s, rel=0.02)
+    assert outage.steps == pytest.approx(200 * exposure_s, rel=0.02)
 
 
 @pytest.mark.parametrize(
