@@ -23,6 +23,7 @@ from autockpt.executors.keeper.replication.device_transfers import KeeperExchang
 from autockpt.executors.keeper.replication.network_windows import LinkWindows, NodeWindows
 from autockpt.executors.keeper.replication.replica_slots import ReplicaSlots
 from autockpt.executors.keeper.restoring.lending import RestoreLending
+from autockpt.executors.keeper.restoring.stored_shards import StoredShards
 from autockpt.executors.keeper.restoring.warm_pages import WarmPages
 from autockpt.executors.keeper.saving.last_boundary import LastBoundary
 from autockpt.executors.keeper.saving.shards import ShardSaves
@@ -105,8 +106,9 @@ class Keeper:
             address=self._peers.transfer_address, rate=self._copy_rate,
             restoring=lambda: self._protocol.state.phase == "restoring", log=self._log,
             copied=self._journal.copied, receiver=self._receiver, exchanges=self._exchanges,
-            windows=self._link_windows,
+            windows=self._link_windows, stored=lambda want: self._stored.loan(want),
         )  # fmt: skip
+        self._stored = StoredShards(checkpoints, node=node, replicas=self._replicas, log=self._log)
         self._shards = ShardSaves(
             directory=self._directory, run_id=self._run_id, memory=self._memory,
             journal=self._journal, post=self.post, tell=self._node_event,
@@ -130,7 +132,7 @@ class Keeper:
         self._local: deque[p.WireMessage] = deque()
         self._lending = RestoreLending(
             run_id=self._run_id, node=node, memory=self._memory, replicas=self._replicas,
-            trainers=self._trainers, post=self.post, log=self._log,
+            trainers=self._trainers, stored=self._stored, post=self.post, log=self._log,
         )  # fmt: skip
         self._kept = WarmPages()
         self._log(f"keeper of node {node}, pid {os.getpid()}, run {self._run_id}")

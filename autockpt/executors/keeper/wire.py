@@ -23,7 +23,7 @@ from autockpt.values.record import from_data, parse_json, to_data
 
 MAX_FRAME_BYTES = 16 * 2**20
 MAX_DESCRIPTORS = 64
-WIRE_VERSION = 20
+WIRE_VERSION = 21
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +138,8 @@ class ChunksWanted:
     """The number of this request of the rank."""
     elsewhere: bool = False
     """Not from where they came before: that is damaged."""
+    stored: bool = False
+    """Of the shard in the object store, which one node reads for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,12 @@ from typing import Protocol
 from autockpt.executors.image.container import ImageIndex, read_trailer
 from autockpt.executors.keeper.wire import ChunksLent, GatheringBegan, LostShardError
 from autockpt.executors.linux.memory import Arena
-from autockpt.executors.restore.shard_sources import ChunkSource, ShardSources, shards_on_disk
+from autockpt.executors.restore.shard_sources import (
+    ChunkSource,
+    Passing,
+    ShardSources,
+    shards_on_disk,
+)
 from autockpt.executors.storage.places.choose import place_of
 from autockpt.values.errors import CorruptCheckpointError, StorageError
 from autockpt.values.generation import Generation
@@ -152,6 +157,50 @@ class LentSource:
             arena.close()
 
 
+class PassedOnSource(LentSource):
+    """A shard in an object store, which one node reads for all that need it.
+
+    Where its keeper cannot pass it on, this rank reads it from the store itself.
+    """
+
+    def __init__(
+        self, keeper: Keeper, shard: int, generation: Generation, stored: ChunkSource
+    ) -> None:
+        """`stored`: the shard in the store.  Raises CorruptCheckpointError when none is lent."""
+        super().__init__(keeper, shard, generation)
+        self._stored, self._mine = stored, threading.local()
+        if self.index.root != stored.index.root:
+            super().close()
+            raise CorruptCheckpointError(f"the keeper has another shard of rank {shard}")
+
+    def read(self, chunk: int, memory: memoryview) -> memoryview:
+        """A view, verified; from the store when it does not come, or is damaged."""
+        try:
+            return self._first(chunk)
+        except CorruptCheckpointError:
+            buffer: Arena | None = getattr(self._mine, "buffer", None)
+            if buffer is None:
+                buffer = self._mine.buffer = Arena.anonymous(self._stored.room_bytes)
+            return self._stored.read(chunk, buffer.view)
+
+    def close(self) -> None:
+        """Lets the memory and the file go."""
+        super().close()
+        self._stored.close()
+
+
+def passed_on(keeper: Keeper) -> Passing:
+    """How shards are opened that several nodes need."""
+
+    def open_one(shard: int, stored: ChunkSource) -> ChunkSource:
+        try:
+            return PassedOnSource(keeper, shard, stored.index.generation, stored)
+        except CorruptCheckpointError:
+            return stored
+
+    return open_one
+
+
 def gathered_shards(
     rank: int,
     world_size: int,
@@ -159,12 +208,14 @@ def gathered_shards(
     began: GatheringBegan,
     keeper: Keeper,
     folder: str,
+    passing: Passing | None = None,
 ) -> tuple[ShardSources, set[str]]:
     """All shards of one generation.
 
     `folder`: of its files, which need not be there, and are asked for only where no memory has a
-    shard: storage may hang.  Beside the shards the kinds of source that were used so far: memory,
-    peer, disk.  Shares that ranks of other nodes hold for this one are memory, as they were.
+    shard: storage may hang.  `passing`: see `shards_on_disk`.  Beside the shards the kinds of
+    source that were used so far: memory, peer, disk.  Shares that ranks of other nodes hold for
+    this one are memory, as they were.
     """
     used: set[str] = set()
     count = len(began.layouts)
@@ -173,7 +224,7 @@ def gathered_shards(
     def disk() -> ShardSources | None:
         with contextlib.suppress(OSError, CorruptCheckpointError, StorageError):
             if place_of(folder).exists(os.path.join(folder, "COMMIT")):
-                return shards_on_disk(folder, rank, world_size)
+                return shards_on_disk(folder, rank, world_size, passing=passing)
         return None
 
     def open_one(shard: int) -> ChunkSource:

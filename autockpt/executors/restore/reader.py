@@ -169,13 +169,17 @@ def _chunk_bytes(shards: OpenShards, job: tuple[int, int]) -> int:
 
 
 def _jobs(loading: Loading, shards: OpenShards) -> tuple[list[tuple[int, int]], int]:
-    """(shard, chunk) of all to read once the heads are put, and by how many threads."""
+    """(shard, chunk) of all to read once the heads are put, and by how many threads.
+
+    Each rank begins with its own shard: ranks that need the same ones ask in different orders.
+    """
+    home, count = shards.sources.home, shards.sources.count
     for shard in loading.shards:
         opened = shards.open(shard)
         if opened.head:
             loading.put_head(shard, opened.head)
     jobs = []
-    for shard in loading.shards:
+    for shard in sorted(loading.shards, key=lambda shard: (shard - home) % count):
         chunks = shards.open(shard).chunks
         numbers = loading.chunks(shard, chunks.index)
         chunks.expect(numbers)

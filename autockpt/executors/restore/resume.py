@@ -19,7 +19,7 @@ from autockpt.executors.linux.memory import Arena
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.protocol.deadlines import Deadlines
 from autockpt.executors.restore.apply_state import RestoredState, apply_state, left_as_built
-from autockpt.executors.restore.gathered_source import farthest, gathered_shards
+from autockpt.executors.restore.gathered_source import farthest, gathered_shards, passed_on
 from autockpt.executors.restore.prefault import PrefaultedMemory
 from autockpt.executors.restore.progress import merge_progress
 from autockpt.executors.restore.reader import Report, restore_shards, silent
@@ -201,6 +201,8 @@ def _open(
 ) -> tuple[ShardSources, set[str]]:
     """The shards that an order names, and the kinds of source that are used, which may grow."""
     source, folder = order.source, os.path.join(checkpoints, order.generation.name)
+    stored = _Gathering(link, order, stored=True)
+    passing = passed_on(stored) if is_store_url(checkpoints) and link.has_other_nodes else None
     if source.copied:
         kind = "parity" if source.rebuilt else "peer"
         return _open_copy(link, lent, folder, order), {kind}
@@ -219,13 +221,13 @@ def _open(
             raise CorruptCheckpointError("memory: the order to restore names no shards to gather")
         return gathered_shards(
             link.rank, link.world_size, order.generation, lent.gathering, _Gathering(link, order),
-            folder,
+            folder, passing,
         )  # fmt: skip
     together = None
     if lent.reading is not None:
         together = Together(lent.reading, order.readers, link.rank)
     return shards_on_disk(
-        folder, link.rank, link.world_size, source.root, together, patient=True
+        folder, link.rank, link.world_size, source.root, together, patient=True, passing=passing
     ), {"disk"}
 
 
@@ -235,10 +237,14 @@ class _Gathering:
 
     link: KeeperClient
     order: p.RestoreShard
+    stored: bool = False
+    """From the store, by way of the node that reads there."""
 
     def want(self, shard: int, chunks: tuple[int, ...], *, elsewhere: bool) -> int:
         """Asks for chunks of a shard; the number of the request."""
-        return self.link.want_chunks(self.order, shard, chunks, elsewhere=elsewhere)
+        return self.link.want_chunks(
+            self.order, shard, chunks, elsewhere=elsewhere, stored=self.stored
+        )
 
     def take(self, number: int) -> tuple[ChunksLent, Arena]:
         """The answer; the caller closes the memory.  Raises CorruptCheckpointError: none came."""

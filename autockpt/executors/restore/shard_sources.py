@@ -20,6 +20,8 @@ from autockpt.values.errors import CorruptCheckpointError, StorageError
 from autockpt.values.policy_keys.paths import is_store_url
 
 _T = TypeVar("_T")
+Passing = Callable[[int, "ChunkSource"], "ChunkSource"]
+"""Opens a shard of this number that several nodes need, given the shard in the store."""
 COPIERS = 2
 """Threads that copy from memory: two saturate it where one does not."""
 
@@ -206,11 +208,13 @@ def shards_on_disk(
     together: Together | None = None,
     *,
     patient: bool = False,
+    passing: Passing | None = None,
 ) -> ShardSources:
     """The shard files of a commit, for one of `world_size` ranks; each is opened when needed.
 
     `root`: what this rank's own shard must be; "": not known.  `patient`: a store that does not
-    answer is asked again for minutes.  Raises CorruptCheckpointError or StorageError.
+    answer is asked again for minutes.  `passing`: for shards that one node reads for all that need
+    them.  Raises CorruptCheckpointError or StorageError.
     """
 
     def ask(read: Callable[[], _T]) -> _T:
@@ -218,7 +222,11 @@ def shards_on_disk(
 
     def open_one(shard: int) -> ChunkSource:
         source = ask(lambda: _open_file(folder, shard, commit))
-        return PatientSource(folder, source) if patient and is_store_url(folder) else source
+        if patient and is_store_url(folder):
+            source = PatientSource(folder, source)
+        if passing is None or not commit.records[shard].get("across_nodes"):
+            return source
+        return passing(shard, source)
 
     commit = ask(lambda: read_commit(os.path.join(folder, "COMMIT")))
     records = commit.records
@@ -229,7 +237,8 @@ def shards_on_disk(
     counts = [int(record.get("chunks", 0)) for record in records]
     first_chunks = [0, *itertools.accumulate(counts)]
     cooperative: CooperativeRead | None = None
-    if together is not None and all(counts):
+    passed = passing is not None and any(one.get("across_nodes") for one in commit.records)
+    if together is not None and all(counts) and not passed:
         sizes = [int(record.get("chunk_bytes", 0)) for record in records]
         with contextlib.suppress(StorageError):  # too many or too large: every rank by itself
             cooperative = CooperativeRead(

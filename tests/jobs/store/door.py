@@ -3,6 +3,7 @@
 import logging
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -24,6 +25,10 @@ class Door:
         self._lock = threading.Lock()
         self.read_bytes = Counter[str]()
         """Bytes of answers to GET, by path of the object."""
+        self.held_host = ""
+        """Shards that this host reads are not answered until it is another one."""
+        self.held = threading.Event()
+        """A request of that host waits."""
         listening = _listening(at)
         host, port = listening.getsockname()
         self.url = f"http://{host}:{port}"
@@ -38,8 +43,14 @@ class Door:
         return sum(nbytes for key, nbytes in read.items() if f"/{generation}/shard-" in key)
 
     def _answer(self, asked: dict[str, Any], start: Any) -> Iterable[bytes]:
+        is_read = asked["REQUEST_METHOD"] == "GET"
+        while (
+            is_read and "/shard-" in asked["PATH_INFO"] and asked["REMOTE_ADDR"] == self.held_host
+        ):
+            self.held.set()
+            time.sleep(0.05)
         body = b"".join(self._application(asked, start))
-        if asked["REQUEST_METHOD"] == "GET":
+        if is_read:
             with self._lock:
                 self.read_bytes[asked["PATH_INFO"]] += len(body)
         return [body]

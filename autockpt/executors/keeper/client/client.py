@@ -324,13 +324,19 @@ class KeeperClient:
         )  # fmt: skip
 
     def want_chunks(
-        self, order: p.RestoreShard, shard: int, chunks: tuple[int, ...], *, elsewhere: bool
+        self,
+        order: p.RestoreShard,
+        shard: int,
+        chunks: tuple[int, ...],
+        *,
+        elsewhere: bool = False,
+        stored: bool = False,
     ) -> int:
         """Asks for chunks of a shard that is gathered; the number of the request."""
         number = next(self._requests)
         wanted = wire.ChunksWanted(
             rank=self.rank, term=order.term, attempt=order.attempt, shard=shard, chunks=chunks,
-            number=number, elsewhere=elsewhere,
+            number=number, elsewhere=elsewhere, stored=stored,
         )  # fmt: skip
         self._unanswered.add(number)
         self.send(wanted)
@@ -382,6 +388,11 @@ class KeeperClient:
     def wait_over(self, generation: Generation, timeout_s: float) -> bool:
         """Waits until it is durable or discarded; False when time ran out."""
         return self.wait_until(lambda: self.saves.is_over(generation), timeout_s)
+
+    @property
+    def has_other_nodes(self) -> bool:
+        """Ranks of the job run on other nodes, too."""
+        return len(set(self._attach.nodes)) > 1
 
     @property
     def connected(self) -> bool:

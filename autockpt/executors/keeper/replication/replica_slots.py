@@ -21,8 +21,9 @@ from autockpt.executors.keeper.replication.shard_fetch import ShardFetch, Twin, 
 from autockpt.executors.keeper.slots import MemoryTable
 from autockpt.executors.linux.memory import Arena, gather_pages, require_headroom
 from autockpt.executors.network.handshake import Identity
-from autockpt.executors.network.transfer.events import ConnectionRefused, ServeEnd
-from autockpt.executors.network.transfer.frames import Want, What
+from autockpt.executors.network.transfer.destination import Destination
+from autockpt.executors.network.transfer.events import ConnectionRefused, FetchEnd, ServeEnd
+from autockpt.executors.network.transfer.frames import Span, Subject, Want, What
 from autockpt.executors.network.transfer.pool import SILENCE_S, TransferPool
 from autockpt.executors.network.transfer.session import Loan
 from autockpt.executors.network.transfer.source import ImageSource
@@ -87,6 +88,7 @@ class ReplicaSlots:
         exchanges: KeeperExchanges,
         log: Callable[[str], None],
         windows: Callable[[], Windows | None] = lambda: None,
+        stored: Callable[[Want], Loan | str] = lambda want: "nothing is read from a store here",
     ) -> None:
         """`address(node)`: where that keeper serves transfers, None while it has not said; called
         on other threads, as `restoring()` is.
@@ -95,13 +97,14 @@ class ReplicaSlots:
         bytes, seconds, restoring, by_device)` receives every completed copy.  `receiver(rank)`:
         whose trainer takes a copy of `rank` through the devices, None where that is not asked for.
         `windows()`: the windows in which shards leave, None when no rank waits for them.
+        `stored(want)`: lends a shard that is read from a store meanwhile; on threads of transfers.
         """
         self._run_id, self._memory = run_id, memory
         self._post, self._tell, self._log = post, tell, log
         self._tell_copied, self._receiver = copied, receiver
         self._exchanges = exchanges
         self._address, self._rate, self._restoring = address, rate, restoring
-        self._windows = windows
+        self._windows, self._stored = windows, stored
         self.link = LinkMeter()
         """Of all copies that come here."""
         self._copied = 0
@@ -176,6 +179,28 @@ class ReplicaSlots:
         if self._pool is None:
             raise AutockptError("this keeper has no way to other nodes")
         bringing.start(self._pool, memory, self._find)
+
+    def fetch_stored(
+        self,
+        node: int,
+        index: ImageIndex,
+        destination: Destination,
+        chunks: tuple[Span, ...],
+        ended: Callable[[FetchEnd], None],
+        *,
+        silence_s: float,
+    ) -> Transfer:
+        """Begins to bring chunks that another node reads from the store; on any thread.
+
+        Raises AutockptError.
+        """
+        if self._pool is None:
+            raise AutockptError("this keeper has no way to other nodes")
+        return self._pool.fetch(
+            node, self._find(node), Subject.of(index, "stored"), index.root, destination,
+            ended=ended, deadline_s=time_for(index.image_bytes), chunks=chunks,
+            silence_s=silence_s,
+        )  # fmt: skip
 
     def abort(self, order: p.AbortFetch) -> None:
         """Nothing writes into this replica slot when it returns."""
@@ -439,6 +464,8 @@ class ReplicaSlots:
 
     def _lend(self, peer: Identity, want: Want) -> Loan | str:
         """On a thread of transfers: the image that another keeper wants, if it is here."""
+        if want.what == "stored":
+            return self._stored(want)
         answer: Future[Loan | str] = Future()
         self._post(lambda: answer.set_result(self._loan(want)))
         try:

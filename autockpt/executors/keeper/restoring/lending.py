@@ -6,6 +6,7 @@ from autockpt.executors.keeper import wire
 from autockpt.executors.keeper.replication.replica_slots import ReplicaSlots
 from autockpt.executors.keeper.restoring.shard_gather import Gathering
 from autockpt.executors.keeper.restoring.shared_buffers import SharedBuffers
+from autockpt.executors.keeper.restoring.stored_shards import StoredShards
 from autockpt.executors.keeper.slots import MemoryTable
 from autockpt.executors.keeper.trainers.trainers import Trainer, Trainers
 from autockpt.executors.linux.memory import Arena
@@ -23,6 +24,7 @@ class RestoreLending:
         memory: MemoryTable,
         replicas: ReplicaSlots,
         trainers: Trainers,
+        stored: StoredShards,
         post: Callable[[Callable[[], None]], None],
         log: Callable[[str], None],
     ) -> None:
@@ -33,12 +35,14 @@ class RestoreLending:
         self._trainers = trainers
         self._post = post
         self._gathering: Gathering | None = None
+        self._stored = stored
         self._reading = SharedBuffers(log)
 
     @property
     def gathered_bytes(self) -> int:
-        """Memory of gathered chunks."""
-        return 0 if self._gathering is None else self._gathering.total_bytes
+        """Memory of gathered chunks, and of chunks that are passed on."""
+        gathered = 0 if self._gathering is None else self._gathering.total_bytes
+        return gathered + self._stored.total_bytes
 
     def expect_readers(self, ranks: int) -> None:
         """Prepares for so many ranks of this node to read from storage."""
@@ -54,6 +58,7 @@ class RestoreLending:
 
     def lend(self, trainer: Trainer, order: p.RestoreShard, nodes: Sequence[int]) -> None:
         """Lends the memory of an order; `nodes`: the node of every rank."""
+        self._stored.begin((order.term, order.attempt), order.generation, nodes)
         if order.source.kind == "memory":
             self._lend_neighbours(trainer, order, nodes)
         elif order.source.kind == "gather" and self._gathering is not None:
@@ -68,17 +73,23 @@ class RestoreLending:
             fd = None if arena is None else arena.fd
             self._trainers.send(trainer, lent, () if fd is None else (fd,))
 
+        def answer(lent: wire.ChunksLent, arena: Arena | None) -> None:
+            self._post(lambda: send(lent, arena))
+
         gathering = self._gathering
-        if gathering is None or gathering.attempt != (wanted.term, wanted.attempt):
+        if wanted.stored:
+            self._stored.wanted(wanted, answer)
+        elif gathering is None or gathering.attempt != (wanted.term, wanted.attempt):
             refusal = f"nothing is gathered in attempt {wanted.attempt}"
             send(wire.ChunksLent(rank=trainer.rank, number=wanted.number, refusal=refusal), None)
         else:
-            gathering.wanted(wanted, lambda *lent: self._post(lambda: send(*lent)))
+            gathering.wanted(wanted, answer)
 
     def close(self) -> None:
         """Takes all of it back: every rank has read, or the keeper leaves."""
         self._end_gathering()
         self._reading.close()
+        self._stored.close()
 
     def _end_gathering(self) -> None:
         if self._gathering is not None:

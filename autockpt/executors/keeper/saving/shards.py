@@ -459,6 +459,7 @@ class ShardSaves:
             "layout_digest": index.layout_digest,
             "chunks": len(index.digests),
             "chunk_bytes": index.chunk_bytes,
+            **({"across_nodes": True} if index.across_nodes else {}),
             **({"base": index.base.name} if index.base is not None else {}),
         }
         if shard.began is not None and shard.began.metrics:

@@ -34,7 +34,7 @@ HEADER_BYTES = _HEADER.size
 CHUNK, TEXT = 1, 2
 """A chunk of the image, or a text."""
 
-What = Literal["image", "parity"]
+What = Literal["image", "parity", "stored"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class Subject:
     """The identity of an image, known before its first byte comes."""
 
     what: What = "image"
-    """A rank's state, or a parity segment (`rank` holds it)."""
+    """A rank's state, a parity segment (`rank` holds it), or a shard that is read from a store."""
     run_id: str
     generation: Generation
     step: int

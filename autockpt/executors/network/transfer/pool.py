@@ -106,9 +106,11 @@ class TransferPool:
         chunks: tuple[Span, ...] | None = None,
         streams: int = 1,
         carrier: Carrier | None = None,
+        silence_s: float | None = None,
     ) -> Transfer:
         """Brings `chunks` (None: all) of the image with this root here; a carrier, all of it.
 
+        `silence_s`: in place of the pool's, where the other end has to read the chunks first.
         `ended` is called once, on one of the pool's threads.  Raises ConfigError, StorageError.
         """
         if not 1 <= streams <= MAX_STREAMS:
@@ -118,7 +120,7 @@ class TransferPool:
         transfer = self._transfer(node, "fetch", deadline_s, ended)
         fetch = Fetch(
             transfer, subject, root, spans, destination, streams=streams, carrier=carrier,
-            dial=lambda transfer: self._dial(transfer, address), spawn=self._spawn,
+            dial=lambda transfer: self._dial(transfer, address, silence_s), spawn=self._spawn,
         )  # fmt: skip
         self._spawn(transfer, fetch.run)
         return transfer
@@ -169,7 +171,9 @@ class TransferPool:
             transfer.fail(error)
             transfer.leave()
 
-    def _dial(self, transfer: Transfer, address: tuple[str, int]) -> Stream:
+    def _dial(
+        self, transfer: Transfer, address: tuple[str, int], silence_s: float | None
+    ) -> Stream:
         sock = connect(address, host=self._host, within_s=HANDSHAKE_S)
         stream = self._stream(sock, called=False)
         try:
@@ -178,6 +182,7 @@ class TransferPool:
             stream.close(reset=True)
             raise
         greet(stream, Channel(self._secret, self.me, to_node=transfer.node, purpose="transfer"))
+        stream.silence_s = silence_s or stream.silence_s
         return stream
 
     def _stream(self, sock: socket.socket, *, called: bool) -> Stream:

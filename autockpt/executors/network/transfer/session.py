@@ -247,6 +247,7 @@ def _send(
     nbytes = 0
     for number in numbers_of(want.chunks):
         start, stop = source.subject.chunk_range(number)
+        source.await_chunk(number)
         gate.wait(stop - start)
         with transfer.lease.use():
             stream.send_chunk(number, source.fd, source.image, start, stop)

@@ -32,6 +32,9 @@ class ImageSource:
         for lease in leases:
             lease.revoke(reason)
 
+    def await_chunk(self, number: int) -> None:
+        """Returns when a chunk is in the memory: of a sealed image each is."""
+
     def attach(self, lease: Lease) -> None:
         """`revoke` is to revoke this lease, too.  Raises Revoked."""
         with self._lock:

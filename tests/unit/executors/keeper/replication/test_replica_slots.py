@@ -16,6 +16,8 @@ from autockpt.executors.keeper.replication.replica_slots import ReplicaSlots
 from autockpt.executors.keeper.replication.shard_fetch import DEADLINE_S, time_for
 from autockpt.executors.keeper.slots import MemoryTable
 from autockpt.executors.keeper.wire import SlotsWanted
+from autockpt.executors.network.transfer.frames import Want
+from autockpt.executors.network.transfer.session import Loan
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.protocol.coordinator.replicating import parities_of
 from autockpt.executors.protocol.coordinator.state import ParityRanks
@@ -44,6 +46,7 @@ class Node:
         self.told: list[Any] = []
         self.coming: list[p.ShardComing] = []
         self.rate = 0.0
+        self.stored: Callable[[Want], Loan | str] = lambda want: "no store"
         self.memory = MemoryTable()
         self.image = Image(SIZES[rank], seed=rank, rank=rank)
         if not empty:
@@ -57,7 +60,7 @@ class Node:
             address=lambda node: (HOST, self.peers[node].port), rate=lambda: self.rate,
             restoring=lambda: False, copied=lambda *_: None, receiver=lambda _: None,
             exchanges=KeeperExchanges(lambda *_: None),
-            log=lambda text: None,
+            log=lambda text: None, stored=lambda want: self.stored(want),
         )  # fmt: skip
         self.port = self.replicas.open(SECRET, identity(rank), HOST)
         peers[rank] = self

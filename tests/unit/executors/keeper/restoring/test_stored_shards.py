@@ -1,0 +1,298 @@
+"""Shards of a store that several nodes need: real transfers between nodes, real shard files."""
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autockpt.executors.keeper.restoring import stored_shards as stored_module
+from autockpt.executors.keeper.restoring.stored_shards import StoredShards, reader_of
+from autockpt.executors.keeper.wire import ChunksLent, ChunksWanted
+from autockpt.executors.linux.memory import Arena
+from autockpt.executors.restore.gathered_source import passed_on
+from autockpt.executors.storage.catalogue import ShardFileSource
+from autockpt.executors.storage.directory.directory import CheckpointDirectory
+from autockpt.values.errors import CorruptCheckpointError, NoRoomError
+from tests.unit.executors.checkpoints import CHUNK, commit_images, open_file
+from tests.unit.executors.keeper.replication.test_replica_slots import Node
+from tests.unit.executors.network.transfer.ends import GENERATION, PATIENCE_S, pattern
+
+NODES = 3
+CHUNKS = 5
+EVERY = tuple(range(CHUNKS))
+NONE = memoryview(b"")
+
+
+class Member:
+    """A node with its keeper's part, and a rank that asks it."""
+
+    def __init__(self, node: Node, checkpoints: str) -> None:
+        self.node, self.said = node, list[str]()
+        self.shards = StoredShards(
+            checkpoints, node=node.rank, replicas=node.replicas, log=self.said.append
+        )
+        node.stored = self.shards.loan
+        self._numbers = count()
+        self._answers: dict[int, tuple[ChunksLent, int | None]] = {}
+        self._news = threading.Condition()
+
+    def begin(self, attempt: int = 1) -> None:
+        """The order to restore came."""
+        self.shards.begin((2, attempt), GENERATION, range(NODES))
+
+    def want(self, shard: int, chunks: tuple[int, ...], *, elsewhere: bool = False) -> int:
+        """As a rank asks."""
+        number = next(self._numbers)
+
+        def answer(lent: ChunksLent, arena: Arena | None) -> None:
+            with self._news:
+                fd = None if arena is None or arena.fd is None else os.dup(arena.fd)
+                self._answers[number] = lent, fd
+                self._news.notify_all()
+
+        wanted = ChunksWanted(
+            rank=0, term=2, attempt=1, shard=shard, chunks=chunks, number=number, stored=True
+        )
+        self.shards.wanted(wanted, answer)
+        return number
+
+    def take(self, number: int) -> tuple[ChunksLent, Arena]:
+        """As a rank gets it."""
+        with self._news:
+            assert self._news.wait_for(lambda: number in self._answers, PATIENCE_S)
+        lent, fd = self._answers.pop(number)
+        if fd is None:
+            raise CorruptCheckpointError(lent.refusal)
+        return lent, Arena.attach(fd, fault=False)
+
+    def chunk(self, shard: int, number: int) -> bytes:
+        """The bytes of one chunk, as they were lent."""
+        _, arena = self.take(self.want(shard, (number,)))
+        found = bytes(arena.view[number * CHUNK : (number + 1) * CHUNK])
+        arena.close()
+        return found
+
+    def close(self) -> None:
+        """The keeper dies."""
+        self.shards.close()
+        self.node.close()
+
+
+class Reads:
+    """What is read from the files, and a hook in front of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.counted = Counter[tuple[int, int]]()
+        """By shard and chunk."""
+        self.before: Callable[[int, int], None] = lambda shard, chunk: None
+        read, lock = ShardFileSource.read, threading.Lock()
+
+        def counting(source: ShardFileSource, chunk: int, memory: memoryview, *how: Any) -> Any:
+            with lock:
+                self.counted[source.index.rank, chunk] += 1
+            self.before(source.index.rank, chunk)
+            return read(source, chunk, memory, *how)
+
+        monkeypatch.setattr(ShardFileSource, "read", counting)
+
+
+@pytest.fixture(params=["none", "zstd"])
+def folder(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """A checkpoint of three ranks, plain or encoded."""
+    directory = CheckpointDirectory(str(tmp_path / "checkpoints"))
+    images = []
+    for rank in range(NODES):
+        image = Arena.anonymous(CHUNKS * CHUNK)
+        image.view[:] = b"".join(saved(rank, chunk) for chunk in EVERY)
+        images.append(image.view)
+    run_id = directory.open()
+    directory.claim(run_id, "launch", 0, force=False)
+    return commit_images(directory, run_id, GENERATION, images, codec=request.param)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
+    """Counted."""
+    return Reads(monkeypatch)
+
+
+@pytest.fixture
+def members(folder: str) -> Iterator[list[Member]]:
+    """Three nodes that have their orders."""
+    peers: dict[int, Node] = {}
+    made = [Member(Node(rank, peers), os.path.dirname(folder)) for rank in range(NODES)]
+    for member in made:
+        member.begin()
+    yield made
+    for member in made:
+        member.close()
+
+
+def saved(shard: int, number: int) -> bytes:
+    """As it was saved."""
+    return 4 * pattern(CHUNK // 4, CHUNKS * shard + number)
+
+
+def test_each_chunk_is_read_once_for_all_nodes(members: list[Member], reads: Reads) -> None:
+    """Nodes ask in other orders, and twice: a chunk comes from the file once, and is the same."""
+    pairs = [(m, (m.node.rank + turn) % NODES) for turn in (*range(NODES), 0) for m in members]
+    asked = [(member, shard, member.want(shard, EVERY)) for member, shard in pairs]
+    for member, shard, number in asked:
+        lent, arena = member.take(number)
+        assert lent.node == member.node.rank
+        for chunk in EVERY:
+            assert bytes(arena.view[chunk * CHUNK : (chunk + 1) * CHUNK]) == saved(shard, chunk)
+        arena.close()
+    assert reads.counted == dict.fromkeys(
+        [(shard, chunk) for shard in range(NODES) for chunk in EVERY], 1
+    )
+    for member in members:
+        member.shards.close()
+        assert len(member.said) == 1
+        assert "328 kB read from the store, 655 kB taken from other nodes" in member.said[0]
+
+
+def test_a_node_that_dies_while_it_reads_is_read_for(members: list[Member], reads: Reads) -> None:
+    """What it had sent stays; the others read the rest, and ask it no more."""
+    reading = threading.Event()
+    go_on = threading.Event()
+
+    def hold(shard: int, chunk: int) -> None:
+        if (shard, chunk) == (1, 3) and not reading.is_set():
+            reading.set()
+            assert go_on.wait(PATIENCE_S)
+
+    reads.before = hold
+    asked = members[0].want(1, EVERY)
+    assert reading.wait(PATIENCE_S)
+    dying = threading.Thread(target=members[1].close)
+    dying.start()
+    _, arena = members[0].take(asked)
+    go_on.set()
+    dying.join(PATIENCE_S)
+    for chunk in EVERY:
+        assert bytes(arena.view[chunk * CHUNK : (chunk + 1) * CHUNK]) == saved(1, chunk)
+    arena.close()
+    assert reads.counted[1, 3] == 2
+    assert len(members[0].said) == 1
+    assert "node 1 does not pass on what it reads from the store" in members[0].said[0]
+
+
+def test_a_node_that_sends_nothing_is_not_waited_for(
+    members: list[Member], reads: Reads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its store hangs, and it lives: after the time for a chunk the others read for themselves."""
+    monkeypatch.setattr(stored_module, "SILENCE_S", 0.5)
+    go_on = threading.Event()
+
+    def hang(shard: int, chunk: int) -> None:
+        if reads.counted[shard, chunk] == 1 and chunk < 2:  # of node 1, which reads first
+            assert go_on.wait(PATIENCE_S)
+
+    reads.before = hang
+    assert members[0].chunk(1, 0) == saved(1, 0)
+    assert members[0].chunk(1, 4) == saved(1, 4)
+    assert reads.counted == {(1, 0): 2, (1, 4): 1}
+    go_on.set()
+    assert "nothing for 0.5 s" in members[0].said[0]
+
+
+def test_a_node_without_an_order_is_read_for(
+    folder: str, reads: Reads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It restores something else, or is late: it says so after a while."""
+    monkeypatch.setattr(stored_module, "ORDER_S", 0.2)
+    peers: dict[int, Node] = {}
+    late, asking = (Member(Node(rank, peers), os.path.dirname(folder)) for rank in range(2))
+    asking.begin()
+    assert asking.chunk(0, 2) == saved(0, 2)
+    assert reads.counted == {(0, 2): 1}
+    assert "node 0 does not restore" in asking.said[0]
+    late.close()
+    asking.close()
+
+
+def test_damage_is_told_and_may_be_asked_for_again(
+    members: list[Member], folder: str, reads: Reads
+) -> None:
+    """No node passes on what does not have its digest."""
+    path = open_file(folder, 1).path
+    with open(path, "r+b") as file:
+        whole = file.read()
+        file.seek(len(whole) // 2)
+        file.write(bytes(byte ^ 1 for byte in whole[len(whole) // 2 :][:8]))
+    for member in members:
+        with pytest.raises(CorruptCheckpointError, match=r"digest|stored bytes changed"):
+            member.take(member.want(1, EVERY))
+    Path(path).write_bytes(whole)
+    assert members[1].chunk(1, 2) == saved(1, 2)
+
+
+def test_without_memory_a_request_is_refused(
+    members: list[Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank then reads by itself; nothing is kept."""
+
+    def full(nbytes: int, *, what: str) -> None:
+        raise NoRoomError(f"{what}: no room")
+
+    monkeypatch.setattr(stored_module, "require_headroom", full)
+    with pytest.raises(CorruptCheckpointError, match="chunks of rank 0: no room"):
+        members[0].take(members[0].want(0, EVERY))
+    assert members[0].shards.total_bytes == 0
+
+
+def test_the_end_refuses_what_still_waits(members: list[Member], reads: Reads) -> None:
+    """And a rank that asks in an attempt that is over."""
+    reading, go_on = threading.Event(), threading.Event()
+
+    def hang(shard: int, chunk: int) -> None:
+        reading.set()
+        assert go_on.wait(PATIENCE_S)
+
+    reads.before = hang
+    asked = members[0].want(0, EVERY)
+    assert reading.wait(PATIENCE_S)
+    members[0].shards.close()
+    for number in (asked, members[0].want(0, EVERY)):
+        with pytest.raises(CorruptCheckpointError, match="the restore is over"):
+            members[0].take(number)
+    go_on.set()
+
+
+def test_another_attempt_keeps_what_was_read(members: list[Member], reads: Reads) -> None:
+    """A rank died while it restored: its node comes again, and the others have their chunks."""
+    assert members[0].chunk(0, 0) == saved(0, 0)
+    members[0].begin(attempt=2)
+    assert members[0].shards.total_bytes == CHUNK
+    assert members[1].chunk(0, 0) == saved(0, 0)
+    assert reads.counted == {(0, 0): 1}
+
+
+def test_a_rank_reads_by_itself_what_its_keeper_refuses(
+    members: list[Member], folder: str, reads: Reads
+) -> None:
+    """At once, or in the middle of it."""
+    opened = passed_on(members[0])(1, open_file(folder, 1))
+    assert opened.index.root == open_file(folder, 1).index.root
+    opened.expect((0, 1))
+    assert bytes(opened.read(1, NONE)) == saved(1, 1)
+    members[0].shards.close()
+    assert bytes(opened.read(1, NONE)) == saved(1, 1)
+    assert bytes(opened.read(2, NONE)) == saved(1, 2)
+    opened.close()
+    stored = open_file(folder, 2)
+    assert passed_on(members[0])(2, stored) is stored
+    stored.close()
+
+
+def test_shards_are_spread_over_the_nodes_that_are_there() -> None:
+    """As it was, each by the node of the rank that wrote it."""
+    assert [reader_of(shard, 4, (7, 7, 8, 8)) for shard in range(4)] == [7, 7, 8, 8]
+    assert [reader_of(shard, 6, (0, 1)) for shard in range(6)] == [0, 0, 0, 1, 1, 1]
+    assert [reader_of(shard, 2, (0, 1, 2, 3)) for shard in range(2)] == [0, 2]
