@@ -28,6 +28,7 @@ from autockpt.policies.redundancy.network_windows import scheduled
 from autockpt.policies.staging.copy_schedule import choose_schedule, longest_stall_s
 from autockpt.policies.staging.device_clone import CloneChoice, choose_device_clone
 from autockpt.policies.staging.quota import Way, choose_room, storage_matters
+from autockpt.policies.staging.read_once import choose_read_once
 from autockpt.policies.staging.shares import choose_shares
 from autockpt.policies.staging.slots import SlotChoice, choose_slots
 from autockpt.policies.staging.write_path import WriteChoice, choose_path, of_this_store
@@ -97,9 +98,11 @@ def decide(profile: Profile, goal: Goal) -> Decision:
     room = choose_room(profile, goal, ways)
     codec, costs, intervals = room.way.codec, room.way.costs, room.way.intervals
     shared = scheduled(profile, goal, shared, staging, intervals.memory_steps)
+    reading = choose_read_once(profile, goal)
     plan = replace(
         _plan(profile, goal, staging, codec, slots, shared, intervals, path=path.chosen),
         retention=room.retention,
+        read_once=goal.pins.read_once is not False if reading is None else reading.chosen == "once",
     )
     choices = (
         *_interval_choices(costs, rates, intervals, profile),
@@ -108,7 +111,7 @@ def decide(profile: Profile, goal: Goal) -> Decision:
         codec.choice,
         room.choice,
         _slot_choice(slots, costs, rates, goal, sync=sync, taken=intervals),
-        *(choice for choice in (shared.choice, shares.choice) if choice is not None),
+        *(choice for choice in (shared.choice, shares.choice, reading) if choice is not None),
         *_declared_choices(costs, rates, goal, slots, sync=sync, taken=intervals),
     )
     return Decision(

@@ -50,6 +50,7 @@ def plan_without_profile(goal: Goal) -> CheckpointPlan:
         slots=pins.slots or max(plan.slots, slots_for(pins)),
         retune=plan.retune if pins.retune is None else pins.retune,
         overhead_budget=goal.limits.overhead,
+        read_once=pins.read_once is not False,
         early_step=0 if pinned else EARLY_STEP,
         redundancy=_wished(goal),
     )

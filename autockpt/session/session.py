@@ -433,7 +433,10 @@ class Session:
         freed = unwinding.ends(self._client.give_up_restore)
         with contextlib.closing(ahead), progress, freed:
             self._client.open()
-            resumed = resume(self._client, self._rank.live, job.checkpoints, ahead, progress.at)
+            resumed = resume(
+                self._client, self._rank.live, job.checkpoints, ahead, progress.at,
+                read_once=self._rank.plan.read_once,
+            )  # fmt: skip
         self._require_memory()
         if resumed.generation is None and self._weights is not None:
             for notice in self._weights.apply(self._rank.live):

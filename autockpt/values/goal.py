@@ -117,6 +117,12 @@ class Pins:
         "lossless compression",
         more="See [compression](../concepts/compression.md)",
     )
+    read_once: bool | None = key(
+        "disk.read_once",
+        Switch(),
+        "of an object store, one node reads what several need, and passes it on",
+        more="`auto`: unless a link between nodes was measured that is slower than the store",
+    )
     schedule: Copying | None = key(
         "staging.schedule",
         Words(Copying),

@@ -196,6 +196,9 @@ class CheckpointPlan:
     """Of every checkpoint in memory, in the memory of other nodes."""
     retune: Retune = True
     overhead_budget: float | None = None
+    read_once: bool = True
+    """One node reads from an object store what several need, and passes it on; False: each reads
+    it."""
     early_step: int = 0
     """Below the interval, checkpoints are of this step and of twice as many each; 0: of none."""
 

@@ -88,10 +88,12 @@ def resume(
     checkpoints: str,
     ahead: PrefaultedMemory,
     report: Report = silent,
+    *,
+    read_once: bool = True,
 ) -> Resumed:
     """Waits for the decision and carries it out, in memory that was made ready meanwhile.
 
-    `report` hears how far the reading is.
+    `report` hears how far the reading is.  `read_once`: see `CheckpointPlan`.
 
     Raises DirectoryBusyError (another live run), NoCheckpointError (durable once, nothing can be
     restored), RestartError (another start may), ConfigError (the state does not fit).
@@ -104,7 +106,9 @@ def resume(
         match _next_order(link):
             case p.RestoreShard() as order:
                 began, has_read = time.monotonic(), True
-                restored, source = _carry_out(link, state, checkpoints, order, ahead, report)
+                restored, source = _carry_out(
+                    link, state, checkpoints, order, ahead, report, read_once=read_once
+                )
                 read_s += time.monotonic() - began
             case p.StartFresh(reason=reason) if has_read:
                 # Its tensors are no more as the script built them; a new process has them.
@@ -158,11 +162,13 @@ def _carry_out(
     order: p.RestoreShard,
     ahead: PrefaultedMemory,
     report: Report,
+    *,
+    read_once: bool,
 ) -> tuple[RestoredState | None, str]:
     """Return the restored state (None if the source is bad) and its place."""
     try:
         with contextlib.closing(link.take_lent(order)) as lent:
-            shards, used = _open(link, lent, checkpoints, order)
+            shards, used = _open(link, lent, checkpoints, order, read_once=read_once)
             restored = restore_shards(shards, state, ahead.take, report)
     except (CorruptCheckpointError, StorageError, OSError) as error:
         # On a disk an error of reading does not pass; a store may only be out of reach.
@@ -197,12 +203,18 @@ def _bad(
 
 
 def _open(
-    link: KeeperClient, lent: RestoreBuffers, checkpoints: str, order: p.RestoreShard
+    link: KeeperClient,
+    lent: RestoreBuffers,
+    checkpoints: str,
+    order: p.RestoreShard,
+    *,
+    read_once: bool,
 ) -> tuple[ShardSources, set[str]]:
     """The shards that an order names, and the kinds of source that are used, which may grow."""
     source, folder = order.source, os.path.join(checkpoints, order.generation.name)
-    stored = _Gathering(link, order, stored=True)
-    passing = passed_on(stored) if is_store_url(checkpoints) and link.has_other_nodes else None
+    passing = None
+    if read_once and is_store_url(checkpoints) and link.has_other_nodes:
+        passing = passed_on(_Gathering(link, order, stored=True))
     if source.copied:
         kind = "parity" if source.rebuilt else "peer"
         return _open_copy(link, lent, folder, order), {kind}

@@ -290,7 +290,7 @@ def test_starter_file_is_auto_and_names_every_key():
 def test_explain_lists_values_with_their_source():
     """Aligned, one line per key, or a part of them."""
     policy = parse_policy("version: 1\ndisk:\n  writers: 3\n", file="p.yaml")
-    assert "disk.writers   3     p.yaml:3" in explain(policy, "disk")
+    assert "disk.writers    3     p.yaml:3" in explain(policy, "disk")
     assert explain(policy, "disk.writers") == "disk.writers  3  p.yaml:3"
     assert len(explain(policy).splitlines()) == len(KEYS.rows)
 
@@ -344,7 +344,8 @@ version: 1
 interval: 500 steps
 objective: durability
 memory: {interval: 30 s, slots: 4, enabled: true}
-disk: {path: /data/ckpt, writers: 8, chunk: 16 MiB, direct: false, codec: zstd}
+disk: {path: /data/ckpt, writers: 8, chunk: 16 MiB, direct: false, codec: zstd,
+       read_once: false}
 staging: {schedule: blocking, persist: sync, streaming: false, preallocate: false, path: host,
           in_flight: 2, device_clone: on, shares: job}
 redundancy: {scheme: rs, copies: 3, placement: ring, set_size: 4, parity: 2, path: host,
