@@ -93,7 +93,7 @@ def test_a_process_that_has_read_a_checkpoint_does_not_begin_anew(
     link: KeeperClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its parameters are those of the checkpoint, or of a part of it."""
-    monkeypatch.setattr(resume, "_carry_out", lambda *_: (None, ""))  # it was damaged
+    monkeypatch.setattr(resume, "_carry_out", lambda *_, **__: (None, ""))  # it was damaged
     generation = gen(1, 4)
     source = m.ShardSource(kind="memory", slot=0)
     link.restore_orders.put(
