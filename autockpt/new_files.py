@@ -1,4 +1,4 @@
-"""Modes, largest size and descriptors of new files: modes are set here, never left to the umask.
+"""Modes, sizes, descriptors and locks of new files: modes are set here, never left to the umask.
 
 A umask of 0 would make everything that a run writes writable by every local user.  The mode of a
 new file is one of two.  `private` is for files of the run alone: goals, telemetry, logs, locks.
@@ -60,6 +60,20 @@ def socket_clear_of_scripts(sock: socket.socket) -> socket.socket:
 def readable(path: str, flags: int) -> int:
     """Opener for `open`: others may read a new file.  Raises OSError."""
     return os.open(path, flags, READABLE)
+
+
+def lock(descriptor: int) -> bool:
+    """Whether this process may go on: it has the file's lock, or the file system has no locks.
+
+    Waits for nothing; False: another process has the lock.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # as on Lustre that is mounted without `flock`
+        return True
+    return True
 
 
 def make_directory(path: str | os.PathLike[str], mode: int = READABLE_DIRECTORY) -> None:

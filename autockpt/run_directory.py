@@ -24,7 +24,6 @@ Only files live here: nothing is decided, nothing is measured.  Records are repl
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import math
@@ -216,16 +215,13 @@ class RunDirectory:
         with _storage_errors("open", path):
             file = open(path, "a+", encoding="utf-8", opener=new_files.private)  # noqa: SIM115 - open as long as it is held
         with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            # Without locks on this file system the lease of the checkpoints still protects.
+            if not new_files.lock(file.fileno()):
                 file.seek(0)
                 raise DirectoryBusyError(
                     f"{self.path}: in use by another launcher (process {file.read().strip()}); "
                     "stop that one, or name another --run-dir"
-                ) from None
-            except OSError:
-                pass  # no locks on this file system: the lease of the checkpoints still protects
+                )
             file.truncate(0)
             file.write(f"{os.getpid()}\n")
             file.flush()

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 
+from autockpt import new_files
 from autockpt.launch import owner
 
 NICENESS = 10
@@ -22,9 +23,7 @@ def main() -> None:
     owner.end_with(int(parent))
     os.nice(NICENESS)
     fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # held until this process ends
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not new_files.lock(fd):
         print("waiting: an earlier launcher's is at its last look", file=sys.stderr, flush=True)
         fcntl.flock(fd, fcntl.LOCK_EX)
     from autockpt.cli import main as autockpt

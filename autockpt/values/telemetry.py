@@ -330,7 +330,7 @@ class RemoteCopied(Event):
     generation: str
     step: int
     bytes: int
-    """That were sent for it."""
+    """That were sent for it; 0: a process that was started again found it there."""
     latency_s: float
     """Since it was committed to disk."""
     copy_s: float

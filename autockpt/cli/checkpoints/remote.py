@@ -65,7 +65,7 @@ def copiers(run: RunDirectory, wish: RemoteWish) -> list[Sidecar]:
     command = ["push", str(run.path), wish.url, "--keep", str(wish.keep_last), "--follow"]
     if wish.rate_bytes_per_s is not None:
         command += ["--rate", f"{wish.rate_bytes_per_s:.0f} B/s"]
-    return [Sidecar(name=NAME, command=tuple(command))]
+    return [Sidecar(name=NAME, command=tuple(command), tier="object store")]
 
 
 def push(console: Console, request: Request) -> int:
@@ -156,11 +156,11 @@ class _Copier:
         self._sent.append({"generation": name, "step": copied.step, "bytes": copied.bytes})
         if not copied.bytes:
             self._console.say(f"{url}: has {name} already")
-            return
-        self._console.result(
-            f"{name} (step {copied.step}) -> {url}: {format_bytes(copied.bytes)} in "
-            f"{format_duration(copy_s)}"
-        )
+        else:
+            self._console.result(
+                f"{name} (step {copied.step}) -> {url}: {format_bytes(copied.bytes)} in "
+                f"{format_duration(copy_s)}"
+            )
         if self._telemetry is not None:
             self._telemetry.emit(
                 RemoteCopied(

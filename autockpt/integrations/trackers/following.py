@@ -111,6 +111,17 @@ class Following:
     # ------------------------------------------------------------------ on the thread
 
     def _follow(self) -> None:
+        try:
+            self._send_until_the_end()
+        except Exception as error:  # of ours: sinks have their own
+            print(
+                f"autockpt: degraded: trackers: {error!r:.300} (they get no more values; training "
+                "goes on)", file=sys.stderr, flush=True,
+            )  # fmt: skip
+        finally:
+            self._begun.set()
+
+    def _send_until_the_end(self) -> None:
         name = _run_id(self._run_dir, self._sent.training)
         self._each(lambda sink: sink.begin(self._step, name))
         # Trackers have hooks of their own now.  The last hook runs first: values before farewells.
@@ -125,7 +136,9 @@ class Following:
 
     def _hand_on(self, events: list[Event]) -> None:
         for event in events:
-            found = charted(event)
+            found = None
+            with contextlib.suppress(ArithmeticError, TypeError, ValueError):  # a damaged line
+                found = charted(event)
             if found is not None:
                 self._send(*found, event)
         if events and self._sinks:

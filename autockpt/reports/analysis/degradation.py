@@ -29,13 +29,15 @@ SKIPPED = 3
 _IN_MEMORY = ("memory tier", "snapshot", "keeper")
 _ON_DISK = ("persist", "checkpoint", "final checkpoint", "storage")
 _BUFFERED = "direct I/O"
-_REMOTE = "object store"
+_COPIER = "copier"
+_REMOTE = ("object store", _COPIER)
 """The values of `Degraded.what` by tier."""
 _MEMORY_DOES = "every save that is due is tried again; what was held before, or the disk, serves"
 _NODES_DO = "the next round of copies tries again; the disk serves the loss of a node"
 _DISK_DOES = "every save that is due is tried again, into new files; older ones on disk stay"
 _BUFFERED_DOES = "checkpoints become durable all the same, more slowly"
 _REMOTE_DOES = "the newest checkpoint is tried again; the disk has it"
+_COPIER_DOES = "no more copies are made until the job is started again; the disk has all"
 
 _Trouble = tuple[float, str]
 """(when, why)."""
@@ -51,7 +53,7 @@ def degraded_tiers(events: Sequence[Event]) -> tuple[DegradedTier, ...]:
         ("other nodes", [(e.at_s, e.reason) for e in losses(events)], _NODES_DO),
         ("disk", _on_disk(events), _DISK_DOES),
         ("disk", _buffered(events), _BUFFERED_DOES),
-        ("object store", _remote(events), _REMOTE_DOES),
+        ("object store", *_remote(events)),
     )
     return tuple(
         DegradedTier(
@@ -124,14 +126,17 @@ def _buffered(events: Sequence[Event]) -> list[_Trouble]:
     return [(e.at_s, e.reason) for e in events if _is_about(e, (_BUFFERED,))]
 
 
-def _remote(events: Sequence[Event]) -> list[_Trouble]:
+def _remote(events: Sequence[Event]) -> tuple[list[_Trouble], str]:
+    """Return the troubles, and the action meanwhile: the process that copies may be given up."""
     troubles: list[_Trouble] = []
+    does = _REMOTE_DOES
     for event in events:
         if isinstance(event, RemoteCopied):
-            troubles = []
-        elif _is_about(event, (_REMOTE,)):
+            troubles, does = [], _REMOTE_DOES
+        elif _is_about(event, _REMOTE):
             troubles.append((event.at_s, event.reason))
-    return troubles
+            does = _COPIER_DOES if event.what == _COPIER else _REMOTE_DOES
+    return troubles, does
 
 
 def _is_about(event: Event, whats: Sequence[str]) -> TypeGuard[Degraded]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import fcntl
 import os
 import secrets
 import shutil
@@ -216,7 +215,7 @@ def _locked(path: str) -> Iterator[None]:
             yield
             return
         try:
-            if _lock(fd):
+            if new_files.lock(fd):
                 if _is_at(fd, path):
                     yield
                     return
@@ -239,17 +238,6 @@ def _open_for_lock(path: str) -> int | None:
         except OSError:
             continue
     return None
-
-
-def _lock(fd: int) -> bool:
-    """Whether it may go on: it has the lock, or the file system knows none."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def _is_at(fd: int, path: str) -> bool:

@@ -167,6 +167,18 @@ def test_a_tracker_that_fails_is_given_up(
     assert capsys.readouterr().err.count("no route to the tracker") == 1
 
 
+def test_a_damaged_event_ends_no_charts(tmp_path: Path) -> None:
+    """A block of no iterations has no mean; what comes behind it is sent."""
+    (tmp_path / "telemetry").mkdir()
+    seen = Seen()
+    following = Following(str(tmp_path), (seen,), step=0)
+    following.start()
+    damaged = dataclasses.replace(iterated(2), count=0)
+    write(tmp_path / "telemetry" / "rank-00000.jsonl", damaged, iterated(4))
+    following.stop()
+    assert [call[0] for call in seen.calls[1:-1]] == [4]
+
+
 @pytest.mark.parametrize(
     ("event", "expected"),
     [

@@ -12,6 +12,7 @@ from autockpt.values.telemetry import (
     GenerationReplicated,
     MemoryCommitted,
     PersistFailed,
+    RemoteCopied,
     ReplicationLost,
     RunStarted,
     SaveSkipped,
@@ -186,3 +187,18 @@ def test_a_finding_ranks_what_was_degraded() -> None:
     severity, title, fix = finding("keeper", "replay")
     assert (severity, title) == ("high", "A resume may train otherwise: replay")
     assert fix == "look up replay under Degraded in docs/troubleshooting.md"
+
+
+def test_copies_that_nobody_makes_any_more_are_not_promised() -> None:
+    """The process was given up; a copy that another one finds in the store ends the trouble."""
+    killed = fell_back("object store", 101.0, "the copier was killed")
+    assert found(killed)["object store"].doing.startswith("the newest checkpoint is tried again")
+    given_up = fell_back("copier", 102.0, "the copier died 11 times")
+    tier = found(killed, given_up)["object store"]
+    assert tier.because == "the copier died 11 times"
+    assert tier.doing.startswith("no more copies are made")
+    there = RemoteCopied(
+        at_s=103.0, rank=-1, generation="step 4 (term 1)", step=4, bytes=0, latency_s=2.0,
+        copy_s=0.1,
+    )  # fmt: skip
+    assert not found(killed, given_up, there)
