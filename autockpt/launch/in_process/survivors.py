@@ -343,7 +343,8 @@ class Survivors:
 def _kill(process: "subprocess.Popen[bytes]") -> None:
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in a call of a file system
+        process.wait(END_S)
 
 
 def _close_outputs(handler: Any) -> None:

@@ -1,6 +1,7 @@
 """Messages between a launcher and its ranks: lines of JSON, with descriptors.
 
-Parked processes have their orders over it, and functions that are called again.
+Parked processes have their orders over it, and functions that are called again.  A process that is
+stopped, or slow, reads nothing: no end waits for the other one without a limit.
 """
 
 import contextlib
@@ -9,11 +10,15 @@ import select
 import socket
 import struct
 import time
+from array import array
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 LINE_BYTES = 65536
 """Of one read; a line may need several."""
+TAKE_S = 5.0
+"""The other end reads a message within so long, or is given up."""
 
 
 class Channel:
@@ -23,6 +28,7 @@ class Channel:
         self._sock = sock
         self._pending = bytearray()
         self._descriptors: list[int] = []
+        self._unsent: deque[tuple[memoryview, tuple[int, ...]]] = deque()
 
     def fileno(self) -> int:
         """For select."""
@@ -34,13 +40,50 @@ class Channel:
         return int(struct.unpack("3i", self._sock.getsockopt(
             socket.SOL_SOCKET, socket.SO_PEERCRED, size))[0])  # fmt: skip
 
-    def send(self, message: Mapping[str, Any], descriptors: tuple[int, ...] = ()) -> bool:
-        """False: the other end has gone."""
-        data = json.dumps(message).encode() + b"\n"
+    def send(
+        self,
+        message: Mapping[str, Any],
+        descriptors: tuple[int, ...] = (),
+        *,
+        wait_s: float = TAKE_S,
+    ) -> bool:
+        """False: the other end has gone, or reads nothing; then no further message is for it."""
+        self.post(message, descriptors)
+        if self.flush(wait_s):
+            return True
+        self._unsent.clear()  # the descriptors may be closed by now
+        with contextlib.suppress(OSError):  # it would take the next message for the rest of this
+            self._sock.shutdown(socket.SHUT_WR)
+        return False
+
+    def post(self, message: Mapping[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+        """A message that `flush` sends."""
+        data = memoryview(json.dumps(message).encode() + b"\n")
+        self._unsent.append((data, descriptors))
+
+    def flush(self, wait_s: float = 0.0) -> bool:
+        """Whether every message is sent: of what the other end does not take yet, a part is."""
+        until_s = time.monotonic() + wait_s
+        poll = select.poll()
         try:
-            sent = socket.send_fds(self._sock, [data], descriptors)
-            self._sock.sendall(data[sent:])
-        except OSError:
+            poll.register(self._sock, select.POLLOUT)
+            while self._unsent:
+                data, descriptors = self._unsent[0]
+                try:
+                    # `socket.send_fds` of Python 3.11 passes its flags over.
+                    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
+                    sent = self._sock.sendmsg(
+                        [data], [rights] if descriptors else [], socket.MSG_DONTWAIT
+                    )
+                except BlockingIOError:
+                    left_s = until_s - time.monotonic()
+                    if left_s <= 0.0 or not poll.poll(left_s * 1000):
+                        return False
+                    continue
+                self._unsent.popleft()
+                if sent < len(data):
+                    self._unsent.appendleft((data[sent:], ()))
+        except (OSError, ValueError):  # the other end has gone, or this one is closed
             return False
         return True
 

@@ -31,6 +31,10 @@ ANSWER_S = 5.0
 """A parked process that does not answer an order by then is ended, and a fresh one started."""
 LATE_S = 10.0
 """One that still imports gets so much longer: it is ahead of a fresh one.  Signals wait as long."""
+IMPORTS_TAKEN_S = 60.0
+"""A process that has not read its imports by then is stopped, or its Python does not start."""
+END_S = 5.0
+"""A process that is killed is waited for so long: one in a call of a file system may not end."""
 MEMORY_LOOK_S = 5.0
 """How often the memory that is left is looked at."""
 NEEDED_BYTES = 400 * 2**20
@@ -57,6 +61,8 @@ class _Place:
     """It is not the first start of this rank."""
     known_s: float | None = None
     """Since when its imports are known, CLOCK_MONOTONIC."""
+    parked_s: float = 0.0
+    """When the process was started, CLOCK_MONOTONIC."""
     bytes: int = NEEDED_BYTES
     refused: bool = False
     known: imports.Imports | None = None
@@ -148,7 +154,9 @@ class StandbyPool:
         order = {
             "modules": known.modules, "changed": known.changed, "path0": _path0(place.arguments),
         }  # fmt: skip
-        place.channel.send(order)
+        # It reads when its Python has started.  Signals and the other ranks are heard meanwhile.
+        place.channel.post(order)
+        place.parked_s = time.monotonic()
 
     def _make_twin(self, place: _Place) -> bool:
         """Whether the place has a process now that was forked from another rank's."""
@@ -175,7 +183,15 @@ class StandbyPool:
 
     def _hear(self, place: _Place) -> None:
         """Takes the next words of a parked process, if there are any."""
-        if place.channel is None or not place.channel.is_ready(0.0):
+        if place.channel is None:
+            return
+        takes_none = not place.channel.flush() and not place.channel.is_ready(0.0)
+        if takes_none and time.monotonic() > place.parked_s + IMPORTS_TAKEN_S:
+            self._end(place)
+            place.refused = True
+            self._say(f"the standby has not read its imports within {IMPORTS_TAKEN_S:.0f} s")
+            return
+        if not place.channel.is_ready(0.0):
             return
         heard = place.channel.receive()
         if heard is None:
@@ -254,7 +270,7 @@ class StandbyPool:
         self._hear(place)
         if place.refused:
             return None
-        if not place.ready and not self._is_last(place):
+        if not place.channel.flush() or (not place.ready and not self._is_last(place)):
             self._say("the standby was still being made", now=True)
             return None
         arguments = (settings["entrypoint"], *map(str, settings["args"]))
@@ -266,8 +282,9 @@ class StandbyPool:
             "environment": environment,
             "oom_score_adj": Path("/proc/self/oom_score_adj").read_text().strip(),
         }
-        place.channel.send(order, warm.outputs)
-        said = _answer(place.channel, ANSWER_S if place.ready else ANSWER_S + LATE_S)
+        until_s = time.monotonic() + (ANSWER_S if place.ready else ANSWER_S + LATE_S)
+        place.channel.send(order, warm.outputs, wait_s=until_s - time.monotonic())
+        said = _answer(place.channel, until_s)
         place.ready = False
         if "taken" not in said:
             warm.give_up()
@@ -289,7 +306,8 @@ class StandbyPool:
         if place.process is not None:
             with contextlib.suppress(OSError):
                 os.killpg(place.process.pid, signal.SIGKILL)
-            place.process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                place.process.wait(END_S)
         place.process, place.channel, place.ready = None, None, False
 
     def _give_up(self, reason: str) -> None:
@@ -362,9 +380,8 @@ def handler_of(process: "subprocess.Popen[bytes] | Adopted", settings: Any) -> A
     return WarmHandler()
 
 
-def _answer(channel: Channel, wait_s: float) -> dict[str, Any]:
+def _answer(channel: Channel, until_s: float) -> dict[str, Any]:
     """The answer to an order, behind the news that the imports are done; {}: there is none."""
-    until_s = time.monotonic() + wait_s
     while (said := channel.next_message(max(0.0, until_s - time.monotonic()))) is not None:
         if "ready" not in said:
             return said

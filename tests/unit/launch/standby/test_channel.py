@@ -3,6 +3,7 @@
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,3 +51,41 @@ def test_the_next_message_has_a_time_limit(ends: tuple[Channel, Channel]) -> Non
     assert there.next_message(60.0) == {"taken": True}
     here.close()
     assert there.next_message(60.0) is None
+
+
+def test_an_end_that_reads_nothing_is_given_up(ends: tuple[Channel, Channel]) -> None:
+    """A process that is stopped takes what the kernel holds for it, and no more."""
+    here, there = ends
+    long = {"modules": ["name" * 20] * 30_000}
+    here.post(long)
+    began_s = time.monotonic()
+    assert not here.flush()
+    assert time.monotonic() - began_s < 1.0
+    assert not here.send({"end": True}, wait_s=0.1)
+    assert time.monotonic() - began_s < 2.0
+    assert not here.send({"end": True}, wait_s=60.0), "a half message is not followed by another"
+    found: list[dict[str, Any]] = []
+    while (heard := there.receive()) is not None:
+        found += heard[0]
+    assert found == []
+
+
+def test_what_is_posted_goes_in_order_as_it_is_read(ends: tuple[Channel, Channel]) -> None:
+    """In as many pieces as it takes, and descriptors with their own message."""
+    here, there = ends
+    long = {"modules": ["name" * 20] * 30_000}
+    here.post(long)
+    here.post({"environment": {}}, (1,))
+    found: list[dict[str, Any]] = []
+    taken: list[int] = []
+    while len(found) < 2:
+        here.flush()
+        heard = there.receive()
+        assert heard is not None
+        found += heard[0]
+        taken += heard[1]
+    assert found == [long, {"environment": {}}]
+    assert len(taken) == 1
+    os.close(taken[0])
+    here.close()
+    assert not here.send({"ready": True})

@@ -109,6 +109,54 @@ def test_a_restart_waits_for_a_process_that_still_imports(
     standbys.close()
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_process_that_does_not_take_its_imports_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    is_restarted: bool,
+) -> None:  # fmt: skip
+    """Its Python starts from a file system that stalls: the launcher hears signals all the same.
+
+    The process is dropped, with one line, and the next restart is a cold one.
+    """
+    real = subprocess.Popen
+    parked: list[Any] = []
+
+    def popen(*_: Any, pass_fds: tuple[int, ...], **settings: Any) -> Any:
+        parked.append(real(["sleep", "600"], pass_fds=pass_fds, start_new_session=True))
+        return parked[-1]
+
+    monkeypatch.setattr(pool.subprocess, "Popen", popen)
+    standbys = pool.StandbyPool(RunDirectory.create(tmp_path / "r"), "on", Console())
+    imports.script_begins()
+    start(standbys)
+    path = imports.path_of(standbys._run.path, 0)
+    imports.write(str(standbys._run.path), 0)
+    record = json.loads(path.read_text())
+    record["modules"] |= {f"package.of.a.long.name.module_{n:05d}": "/x" * 20 for n in range(5000)}
+    path.write_text(json.dumps(record))
+    began_s = time.monotonic()
+    for _ in range(3):
+        standbys.tick()
+    assert time.monotonic() - began_s < 3.0
+    assert len(parked) == 1
+    assert parked[0].poll() is None
+    if is_restarted:  # it is not ahead of a fresh one
+        assert isinstance(start(standbys), dict)
+        assert time.monotonic() - began_s < 3.0
+        why = "the standby was still being made"
+    else:
+        monkeypatch.setattr(pool, "IMPORTS_TAKEN_S", 0.0)
+        for _ in range(3):
+            standbys.tick()
+        assert len(parked) == 1
+        why = "the standby has not read its imports within"
+    assert parked[0].poll() == -9
+    said = capsys.readouterr().err
+    assert said.count(why) == 1
+    assert "restart is a cold one" in said
+    standbys.close()
+
+
 def test_the_second_process_of_a_node_is_forked_from_the_first(tmp_path: Path) -> None:
     """It is a child of the launcher, and ends with the pool.  Other imports have their own."""
     run = RunDirectory.create(tmp_path / "r")
