@@ -62,7 +62,7 @@ class Channel:
         self._unsent.append((data, descriptors))
 
     def flush(self, wait_s: float = 0.0) -> bool:
-        """Whether every message is sent: of what the other end does not take yet, a part is."""
+        """Whether all messages are sent; of one that is not read at once a part may be."""
         until_s = time.monotonic() + wait_s
         poll = select.poll()
         try:
