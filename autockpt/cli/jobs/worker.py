@@ -21,6 +21,7 @@ from autockpt.cli.jobs.preparation import (
 from autockpt.cli.jobs.slurm import rank_variables
 from autockpt.cli.shared.plan_choice import Scale
 from autockpt.console import Console
+from autockpt.executors.storage.directory.claims import boot_id
 from autockpt.launch import environment
 from autockpt.launch.elastic import compiled_code
 from autockpt.launch.rank_env import agent_of, place_of_rank, under_srun
@@ -30,6 +31,8 @@ from autockpt.values.errors import AutockptError, ConfigError, StorageError
 
 LEADER_WAIT_S = 60.0
 """How long the other ranks wait for rank 0 to prepare the directory."""
+TAG_DIGITS = 10
+"""Of a launch in the name of its directory: not as many as other jobs' own runs have."""
 STORE_WAIT_S = 600.0
 """The same where the first rank asks an object store, which may take minutes to give no answer."""
 
@@ -120,7 +123,10 @@ def _prepare(
 
 
 def _shared_path(script: Script, scale: Scale) -> str:
-    """A directory that every rank of this launch names alike, also after a restart."""
+    """A directory that every rank of this launch names alike, also after a restart.
+
+    No date is in it: one that is worked out from a start changes when the clock is set.
+    """
     name = default_path(script.target)
     stem = name.name[: -len("-YYYYmmdd-HHMMSS")]
     if "SLURM_JOB_ID" in os.environ:
@@ -129,11 +135,11 @@ def _shared_path(script: Script, scale: Scale) -> str:
         raise ConfigError(
             "ranks on several nodes must agree on a directory: add --run-dir DIR (shared storage)"
         )
-    import psutil
+    import hashlib
 
-    agent = agent_of(os.environ, os.getppid())
-    began = time.localtime(psutil.Process(agent).create_time())
-    return str(name.with_name(f"{stem}-{time.strftime('%Y%m%d-%H%M%S', began)}"))
+    launch = f"{boot_id()} {_started(agent_of(os.environ, os.getppid()))}"
+    tag = hashlib.sha256(launch.encode()).hexdigest()[:TAG_DIGITS]
+    return str(name.with_name(f"{stem}-launch-{tag}"))
 
 
 def _launch_id(scale: Scale) -> str:
@@ -152,7 +158,7 @@ def _launch_id(scale: Scale) -> str:
 
 
 def _started(pid: int) -> str:
-    """The process and when it started: pids are used again."""
+    """The process and the ticks of this boot at which it started: pids are used again."""
     stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     return f"{pid} {stat.rpartition(')')[2].split()[19]}"
 

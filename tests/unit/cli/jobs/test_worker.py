@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from autockpt.cli.jobs import worker
@@ -11,9 +12,10 @@ from autockpt.cli.jobs.preparation import Request
 from autockpt.cli.jobs.worker import as_worker, first
 from autockpt.cli.shared.plan_choice import Scale
 from autockpt.console import Console
+from autockpt.job_directory import own_runs
 from autockpt.launch.elastic.compiled_code import FOLDERS
 from autockpt.launch.script import Script
-from autockpt.run_directory import RunDirectory
+from autockpt.run_directory import OWN_SUFFIX, RunDirectory
 from autockpt.values.errors import ConfigError, StorageError
 from autockpt.values.goal import Goal, OnOff, RestartWish
 
@@ -66,3 +68,22 @@ def test_a_rank_waits_longer_for_a_first_rank_that_asks_a_store(
     )
     with pytest.raises(kind, match=why):
         first(str(tmp_path / "run"), Scale(world_size=2, nodes=2), print, on_each_node=in_store)
+
+
+def test_a_step_of_the_clock_changes_no_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restarted rank finds the directory of its launch; another launch has its own."""
+    pslinux = psutil._pslinux  # type: ignore[attr-defined]
+    monkeypatch.setattr(os, "environ", RANK)
+    script = Script(target=str(tmp_path / "train.py"), module=False, args=(), shown="train.py")
+    one_node = Scale(world_size=2, nodes=1)
+    named = worker._shared_path(script, one_node)
+    booted_s = pslinux.boot_time()
+    monkeypatch.setattr(pslinux, "boot_time", lambda: booted_s + 3600)
+    monkeypatch.setitem(RANK, "TORCHELASTIC_RESTART_COUNT", "2")
+    assert worker._shared_path(script, one_node) == named
+    assert own_runs(Path(named)) == []
+    assert not OWN_SUFFIX.fullmatch(Path(named).name.removeprefix("train"))
+    monkeypatch.setattr(os, "getppid", os.getpid)
+    assert worker._shared_path(script, one_node) != named
