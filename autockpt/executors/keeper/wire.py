@@ -140,6 +140,8 @@ class ChunksWanted:
     """Not from where they came before: that is damaged."""
     stored: bool = False
     """Of the shard in the object store, which one node reads for all."""
+    alone: bool = False
+    """This node reads them: no other one needs them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,12 +19,15 @@ from autockpt.executors.restore.shard_sources import (
     ChunkSource,
     Passing,
     ShardSources,
+    SharedChunks,
     shards_on_disk,
 )
 from autockpt.executors.storage.places.choose import place_of
 from autockpt.values.errors import CorruptCheckpointError, StorageError
 from autockpt.values.generation import Generation
 
+PIECE = 16
+"""Chunks of one request to pass on: the first ones are copied while later ones come."""
 FETCHED = 4
 """Threads that read what comes from other nodes: most of their time they wait."""
 
@@ -42,14 +45,14 @@ class Keeper(Protocol):
         """
 
 
-class LentSource:
-    """A shard in memory that the keeper lends; chunks are brought when they are asked for."""
+class _Lent:
+    """Chunks of a shard, which the keeper brings when they are asked for."""
 
-    workers, room_bytes = FETCHED, 0
+    index: ImageIndex
+    """Of the shard; set before anything is read."""
 
-    def __init__(self, keeper: Keeper, shard: int, generation: Generation) -> None:
-        """Raises CorruptCheckpointError when no memory gives it."""
-        self._keeper, self._shard, self._generation = keeper, shard, generation
+    def __init__(self, keeper: Keeper, shard: int) -> None:
+        self._keeper, self._shard = keeper, shard
         self._lock = threading.Lock()
         self._requests: dict[int, int] = {}
         """By chunk the request that brings it."""
@@ -58,30 +61,6 @@ class LentSource:
         self._here: dict[int, Arena] = {}
         self._arenas: dict[int, Arena] = {}
         """By node that sent it."""
-        lent, arena = keeper.take(keeper.want(shard, (0,), elsewhere=False))
-        self.node = lent.node
-        self.index = self._described(lent, arena)
-        self._arenas[lent.node] = arena
-        self._here[0] = arena
-
-    def _described(self, lent: ChunksLent, arena: Arena) -> ImageIndex:
-        index = read_trailer(arena.view[lent.image_bytes :])
-        if index is None or (index.rank, index.generation) != (self._shard, self._generation):
-            arena.close()
-            what = f"what node {lent.node} has of rank {self._shard} is not {self._generation}"
-            raise LostShardError(f"memory: {what}", self._shard)
-        return index
-
-    def head(self) -> memoryview | None:
-        """A view, verified; None when it is longer than the chunk that came with it."""
-        if not 0 < self.index.head_bytes <= self.index.chunk_bytes:
-            return None
-        data = self._here[0].view[: self.index.head_bytes]
-        try:
-            self.index.check_head(data, source="memory")
-        except CorruptCheckpointError:
-            return None  # what it belongs to is read as a chunk, from elsewhere if need be
-        return data
 
     def expect(self, chunks: Sequence[int]) -> None:
         """They are brought from now on, all of them in one request."""
@@ -92,33 +71,9 @@ class LentSource:
                 number = self._keeper.want(self._shard, tuple(missing), elsewhere=False)
                 self._requests |= dict.fromkeys(missing, number)
 
-    def read(self, chunk: int, memory: memoryview) -> memoryview:
-        """A view, verified; from another memory when this one is damaged.
-
-        Raises LostShardError where no memory has it whole.
-        """
-        try:
-            return self._first(chunk)
-        except CorruptCheckpointError as error:
-            try:
-                return self._elsewhere(chunk)
-            except LostShardError as other:
-                if isinstance(error, LostShardError):
-                    raise LostShardError(f"{error}; {other}", self._shard) from error
-                raise CorruptCheckpointError(f"{error}; {other}") from error
-
-    def _first(self, chunk: int) -> memoryview:
-        arena = self._bring(chunk)
-        try:
-            return self._checked(chunk, arena)
-        except CorruptCheckpointError as error:
-            raise LostShardError(str(error), self._shard) from error
-
-    def _elsewhere(self, chunk: int) -> memoryview:
-        with self._lock:
-            number = self._keeper.want(self._shard, (chunk,), elsewhere=True)
-            arena = self._take(number)
-        return self._checked(chunk, arena)
+    def take(self, chunk: int) -> memoryview:
+        """A view, verified.  Raises CorruptCheckpointError."""
+        return self._checked(chunk, self._bring(chunk))
 
     def _bring(self, chunk: int) -> Arena:
         self.expect([chunk])
@@ -157,48 +112,125 @@ class LentSource:
             arena.close()
 
 
-class PassedOnSource(LentSource):
-    """A shard in an object store, which one node reads for all that need it.
+class LentSource(_Lent):
+    """A shard in the memory of nodes."""
 
-    Where its keeper cannot pass it on, this rank reads it from the store itself.
+    workers, room_bytes = FETCHED, 0
+
+    def __init__(self, keeper: Keeper, shard: int, generation: Generation) -> None:
+        """Raises CorruptCheckpointError when no memory gives it."""
+        super().__init__(keeper, shard)
+        self._generation = generation
+        lent, arena = keeper.take(keeper.want(shard, (0,), elsewhere=False))
+        self.node = lent.node
+        self.index = self._described(lent, arena)
+        self._arenas[lent.node] = arena
+        self._here[0] = arena
+
+    def _described(self, lent: ChunksLent, arena: Arena) -> ImageIndex:
+        index = read_trailer(arena.view[lent.image_bytes :])
+        if index is None or (index.rank, index.generation) != (self._shard, self._generation):
+            arena.close()
+            what = f"what node {lent.node} has of rank {self._shard} is not {self._generation}"
+            raise LostShardError(f"memory: {what}", self._shard)
+        return index
+
+    def head(self) -> memoryview | None:
+        """A view, verified; None when it is longer than the chunk that came with it."""
+        if not 0 < self.index.head_bytes <= self.index.chunk_bytes:
+            return None
+        data = self._here[0].view[: self.index.head_bytes]
+        try:
+            self.index.check_head(data, source="memory")
+        except CorruptCheckpointError:
+            return None  # what it belongs to is read as a chunk, from elsewhere if need be
+        return data
+
+    def read(self, chunk: int, memory: memoryview) -> memoryview:
+        """A view, verified; from another memory when this one is damaged.
+
+        Raises LostShardError where no memory has it whole.
+        """
+        try:
+            return self._first(chunk)
+        except CorruptCheckpointError as error:
+            try:
+                return self._elsewhere(chunk)
+            except LostShardError as other:
+                if isinstance(error, LostShardError):
+                    raise LostShardError(f"{error}; {other}", self._shard) from error
+                raise CorruptCheckpointError(f"{error}; {other}") from error
+
+    def _first(self, chunk: int) -> memoryview:
+        arena = self._bring(chunk)
+        try:
+            return self._checked(chunk, arena)
+        except CorruptCheckpointError as error:
+            raise LostShardError(str(error), self._shard) from error
+
+    def _elsewhere(self, chunk: int) -> memoryview:
+        with self._lock:
+            number = self._keeper.want(self._shard, (chunk,), elsewhere=True)
+            arena = self._take(number)
+        return self._checked(chunk, arena)
+
+
+class PassedOnSource:
+    """A shard in an object store, of which one node reads each chunk for all that need it.
+
+    Where the keeper cannot bring a chunk, this rank reads it from the store itself.
     """
 
+    workers, room_bytes = FETCHED, 0
+
     def __init__(
-        self, keeper: Keeper, shard: int, generation: Generation, stored: ChunkSource
+        self, keeper: Keeper, alone: Keeper, stored: ChunkSource, shared: SharedChunks
     ) -> None:
-        """`stored`: the shard in the store.  Raises CorruptCheckpointError when none is lent."""
-        super().__init__(keeper, shard, generation)
-        self._stored, self._mine = stored, threading.local()
-        if self.index.root != stored.index.root:
-            super().close()
-            raise CorruptCheckpointError(f"the keeper has another shard of rank {shard}")
+        """`alone`: reads what only ranks of this node need.  `stored`: the shard in the store."""
+        self.index = stored.index
+        self._stored, self._sharing = stored, shared
+        self._shared = _Lent(keeper, shared.shard)
+        self._alone = _Lent(alone, stored.index.rank)
+        for lent in (self._shared, self._alone):
+            lent.index = stored.index
+        self._mine = threading.local()
+
+    def head(self) -> memoryview | None:
+        """Verified; out of its chunk, where that is needed by all."""
+        whole = 0 < self.index.head_bytes <= self.index.chunk_bytes
+        if not whole or not self._sharing.is_needed or 0 not in self._sharing.chunks:
+            return self._stored.head()
+        data = self.read(0, memoryview(b""))[: self.index.head_bytes]
+        self.index.check_head(data, source="memory")
+        return data
+
+    def expect(self, chunks: Sequence[int]) -> None:
+        """They are brought from now on; a request ends when its last chunk is there."""
+        shared = [chunk for chunk in chunks if chunk in self._sharing.chunks]
+        for start in range(0, len(shared), PIECE):
+            self._shared.expect(shared[start : start + PIECE])
+        self._alone.expect(sorted(set(chunks) - set(shared)))
 
     def read(self, chunk: int, memory: memoryview) -> memoryview:
         """A view, verified; from the store when it does not come, or is damaged."""
-        try:
-            return self._first(chunk)
-        except CorruptCheckpointError:
-            buffer: Arena | None = getattr(self._mine, "buffer", None)
-            if buffer is None:
-                buffer = self._mine.buffer = Arena.anonymous(self._stored.room_bytes)
-            return self._stored.read(chunk, buffer.view)
+        lent = self._shared if chunk in self._sharing.chunks else self._alone
+        with contextlib.suppress(CorruptCheckpointError):
+            return lent.take(chunk)
+        buffer: Arena | None = getattr(self._mine, "buffer", None)
+        if buffer is None:
+            buffer = self._mine.buffer = Arena.anonymous(self._stored.room_bytes)
+        return self._stored.read(chunk, buffer.view)
 
     def close(self) -> None:
         """Lets the memory and the file go."""
-        super().close()
+        self._shared.close()
+        self._alone.close()
         self._stored.close()
 
 
-def passed_on(keeper: Keeper) -> Passing:
-    """How shards are opened that several nodes need."""
-
-    def open_one(shard: int, stored: ChunkSource) -> ChunkSource:
-        try:
-            return PassedOnSource(keeper, shard, stored.index.generation, stored)
-        except CorruptCheckpointError:
-            return stored
-
-    return open_one
+def passed_on(keeper: Keeper, alone: Keeper) -> Passing:
+    """How shards are opened that several nodes need; see `PassedOnSource`."""
+    return lambda stored, shared: PassedOnSource(keeper, alone, stored, shared)
 
 
 def gathered_shards(

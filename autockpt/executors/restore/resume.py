@@ -214,7 +214,9 @@ def _open(
     source, folder = order.source, os.path.join(checkpoints, order.generation.name)
     passing = None
     if read_once and is_store_url(checkpoints) and link.has_other_nodes:
-        passing = passed_on(_Gathering(link, order, stored=True))
+        passing = passed_on(
+            _Gathering(link, order, stored=True), _Gathering(link, order, stored=True, alone=True)
+        )
     if source.copied:
         kind = "parity" if source.rebuilt else "peer"
         return _open_copy(link, lent, folder, order), {kind}
@@ -251,11 +253,13 @@ class _Gathering:
     order: p.RestoreShard
     stored: bool = False
     """From the store, by way of the node that reads there."""
+    alone: bool = False
+    """By this node."""
 
     def want(self, shard: int, chunks: tuple[int, ...], *, elsewhere: bool) -> int:
         """Asks for chunks of a shard; the number of the request."""
         return self.link.want_chunks(
-            self.order, shard, chunks, elsewhere=elsewhere, stored=self.stored
+            self.order, shard, chunks, elsewhere=elsewhere, stored=self.stored, alone=self.alone
         )
 
     def take(self, number: int) -> tuple[ChunksLent, Arena]:

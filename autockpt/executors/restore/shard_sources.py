@@ -6,22 +6,23 @@ A restore opens some of them, learns from their heads what they hold, and reads 
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from autockpt.executors.image.container import ImageIndex, read_trailer
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.restore.cooperative_read import CooperativeRead
-from autockpt.executors.storage.catalogue import open_shard
+from autockpt.executors.storage.catalogue import load_index, open_shard
 from autockpt.executors.storage.directory.records import CommitFile, read_commit
 from autockpt.executors.storage.places.store import read_patiently
 from autockpt.values.errors import CorruptCheckpointError, StorageError
 from autockpt.values.policy_keys.paths import is_store_url
 
 _T = TypeVar("_T")
-Passing = Callable[[int, "ChunkSource"], "ChunkSource"]
-"""Opens a shard of this number that several nodes need, given the shard in the store."""
+Passing = Callable[["ChunkSource", "SharedChunks"], "ChunkSource"]
+"""Opens a shard of which other nodes need chunks, too; given the shard in the store."""
 COPIERS = 2
 """Threads that copy from memory: two saturate it where one does not."""
 
@@ -111,6 +112,18 @@ class PatientSource:
     def close(self) -> None:
         """See `ChunkSource`."""
         self._source.close()
+
+
+@dataclass(frozen=True, slots=True)
+class SharedChunks:
+    """The chunks of a shard that one node reads for all that need them."""
+
+    shard: int
+    """The first replica, which is read: all ask for its chunks."""
+    chunks: Collection[int]
+    """Their numbers, the same in both."""
+    is_needed: bool
+    """Every node needs all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +237,8 @@ def shards_on_disk(
         source = ask(lambda: _open_file(folder, shard, commit))
         if patient and is_store_url(folder):
             source = PatientSource(folder, source)
-        if passing is None or not commit.records[shard].get("across_nodes"):
-            return source
-        return passing(shard, source)
+        shared = None if passing is None else sharing.of(shard, source.index)
+        return source if passing is None or shared is None else passing(source, shared)
 
     commit = ask(lambda: read_commit(os.path.join(folder, "COMMIT")))
     records = commit.records
@@ -237,8 +249,9 @@ def shards_on_disk(
     counts = [int(record.get("chunks", 0)) for record in records]
     first_chunks = [0, *itertools.accumulate(counts)]
     cooperative: CooperativeRead | None = None
-    passed = passing is not None and any(one.get("across_nodes") for one in commit.records)
-    if together is not None and all(counts) and not passed:
+    sharing = _Sharing(folder, commit, regrouped=world_size != len(records))
+    read_by_others = passing is not None and sharing.is_any
+    if together is not None and all(counts) and not read_by_others:
         sizes = [int(record.get("chunk_bytes", 0)) for record in records]
         with contextlib.suppress(StorageError):  # too many or too large: every rank by itself
             cooperative = CooperativeRead(
@@ -254,6 +267,41 @@ def shards_on_disk(
         together=cooperative,
         first_chunks=first_chunks,
     )
+
+
+class _Sharing:
+    """Which chunks of a commit several nodes need, as far as its shards say.
+
+    All do where ranks of several nodes divided what they hold alike.  Replicas have equal chunks,
+    and one of them is read.  Where another number of ranks restores, they may need the same shards.
+    """
+
+    def __init__(self, folder: str, commit: CommitFile, *, regrouped: bool) -> None:
+        self._folder, self._commit, self._regrouped = folder, commit, regrouped
+        first = _first_of_each_layout(commit.records)
+        self._first = [first[_layout(n, record)] for n, record in enumerate(commit.records)]
+        self._replicas = Counter(self._first)
+
+    @property
+    def is_any(self) -> bool:
+        """Some are."""
+        across = any(record.get("across_nodes") for record in self._commit.records)
+        return self._regrouped or across or len(self._replicas) < len(self._first)
+
+    def of(self, shard: int, index: ImageIndex) -> SharedChunks | None:
+        """The shared ones of a shard; None: there are none.
+
+        Raises CorruptCheckpointError or StorageError.
+        """
+        across, first = bool(self._commit.records[shard].get("across_nodes")), self._first[shard]
+        if not across and not self._regrouped and self._replicas[first] == 1:
+            return None
+        alike: Collection[int] = range(len(index.digests))
+        if first != shard:
+            other = load_index(self._folder, self._commit.records[first], self._commit)
+            pairs = zip(index.digests, other.digests, strict=False)
+            alike = frozenset(number for number, (a, b) in enumerate(pairs) if a == b)
+        return SharedChunks(shard=first, chunks=alike, is_needed=across)
 
 
 def _open_file(folder: str, shard: int, commit: CommitFile) -> ChunkSource:
@@ -277,7 +325,15 @@ def _open_file(folder: str, shard: int, commit: CommitFile) -> ChunkSource:
 
 def _one_of_each_layout(records: Sequence[dict[str, Any]]) -> list[int]:
     """Return one shard per layout, the earliest: later ones are replicas on other nodes."""
+    return sorted(_first_of_each_layout(records).values())
+
+
+def _first_of_each_layout(records: Sequence[dict[str, Any]]) -> dict[str, int]:
     first: dict[str, int] = {}
     for shard, record in enumerate(records):
-        first.setdefault(str(record.get("layout_digest") or shard), shard)
-    return sorted(first.values())
+        first.setdefault(_layout(shard, record), shard)
+    return first
+
+
+def _layout(shard: int, record: dict[str, Any]) -> str:
+    return str(record.get("layout_digest") or shard)

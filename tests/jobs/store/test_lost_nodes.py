@@ -46,6 +46,7 @@ class Trio:
         self.door = Door(net.outside)
         self.machines = [Machine(folder / f"disk{node}", url) for node in range(NODES)]
         self._lost_s = 0.0
+        self._meetings = 0
         for node, one in enumerate(self.machines):
             at = net.nodes[node]
             runtime = folder / f"own{node}"
@@ -63,10 +64,20 @@ class Trio:
             }  # fmt: skip
             runtime.mkdir()
 
-    def start(self, *nodes: int, pace_s: float = PACE_S) -> None:
+    def start(self, *nodes: int, pace_s: float = PACE_S, steps: int = STEPS) -> None:
         """Launchers on these nodes."""
         for node in nodes:
-            self.machines[node].start(steps=STEPS, pace_s=pace_s, settings=self.settings)
+            self.machines[node].start(steps=steps, pace_s=pace_s, settings=self.settings)
+
+    def meet_anew(self, nodes: int) -> None:
+        """Behind a job that has ended: the next one has so many nodes."""
+        self.machines = self.machines[:nodes]
+        self._meetings += 1
+        for one in self.machines:
+            words = list(one.options)
+            words[words.index("--nnodes") + 1] = str(nodes)
+            words[words.index("--rdzv-id") + 1] = f"nodes-{self._meetings}"
+            one.options = tuple(words)
 
     def lose(self, *nodes: int, disks: bool) -> None:
         """With their memory, and their disks where these are lost, too."""
@@ -243,6 +254,51 @@ def test_what_all_nodes_share_is_read_once(tmp_path: Path, trio: Callable[..., T
     # The other shards were read once: keepers still had them.
     assert read <= 1.05 * (NODES - 1 + NODES + 1) / NODES * unique, (read, unique)
     assert job.finish() == dict.fromkeys(range(NODES), expected), job.said
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("shares", ["node", "job"])
+def test_what_all_need_is_read_once_by_fewer_nodes(trio: Callable[..., Trio], shares: str) -> None:
+    """DDP resumes on three nodes and on two of them.
+
+    `node`: each shard has all state, and they differ in one chunk; `job`: it is in all shards.
+    """
+    words = ("--ddp", "--seed", "0", "--width", str(16 * WIDTH))  # a header is short beside it
+    url = f"s3://bucket/lost/fewer-{shares}"
+    rare = "disk.interval=200 steps"  # the newest checkpoint is read back before the next one
+    job = trio(url, f"staging.shares={shares}", "disk.chunk=256 KiB", rare, words=words)
+    job.start(*range(NODES))
+    job.wait(lambda: job.committed() > 0, "a checkpoint in the store")
+    newest = lose_all(job, disks=True)
+    step = Generation.from_name(newest).step
+    sizes = place_of(url).sizes(f"{url}/{newest}")
+    shards = [nbytes for name, nbytes in sorted(sizes.items()) if name.startswith("shard-")]
+    unique = shards[0] if shares == "node" else sum(shards)
+
+    def read_by(nodes: int) -> tuple[float, str]:
+        """(bytes read over unique ones, the digest that all ranks print)."""
+        job.meet_anew(nodes)
+        before = job.door.shards_read_bytes(newest)
+        job.start(*range(len(job.machines)), pace_s=0.0, steps=step)
+        digests = job.finish()
+        assert set(digests) == set(range(len(job.machines))), job.said
+        (digest,) = set(digests.values())
+        for one in job.machines:
+            shutil.rmtree(one.folder / "runs")
+        return (job.door.shards_read_bytes(newest) - before) / unique, digest
+
+    before, expected = read_by(NODES)
+    once, found = read_by(2)
+    assert found == expected
+    job.settings = (*job.settings, "disk.read_once=false")
+    each, found = read_by(2)
+    assert found == expected
+    print(f"bytes read over unique ones: {before:.3f}, {once:.3f}, {each:.3f} where each reads")
+    assert 1.0 <= before <= 1.05, (before, once, each)
+    assert 1.0 <= once <= 1.05, (before, once, each)
+    assert each >= 1.9, (before, once, each)
 
 
 @pytest.mark.root

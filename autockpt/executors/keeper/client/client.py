@@ -331,12 +331,13 @@ class KeeperClient:
         *,
         elsewhere: bool = False,
         stored: bool = False,
+        alone: bool = False,
     ) -> int:
         """Asks for chunks of a shard that is gathered; the number of the request."""
         number = next(self._requests)
         wanted = wire.ChunksWanted(
             rank=self.rank, term=order.term, attempt=order.attempt, shard=shard, chunks=chunks,
-            number=number, elsewhere=elsewhere, stored=stored,
+            number=number, elsewhere=elsewhere, stored=stored, alone=alone,
         )  # fmt: skip
         self._unanswered.add(number)
         self.send(wanted)

@@ -1,9 +1,10 @@
-"""Shards in an object store that ranks of several nodes need: each is read there by one node.
+"""Shards in an object store that ranks of several nodes need: each chunk is read there by one node.
 
-That node is the one of the rank that wrote the shard, which needs all of it.  The other nodes fetch
-the chunks from its keeper while it reads them.  If it fails, or sends nothing for a while, a node
-reads what is missing from the store itself.  Every chunk is compared with its digest where it comes
-from the store, and again at each node that receives it.
+That node is the one of the rank that wrote the shard, which needs all of it.  Replicas are divided
+by the nodes that have one.  If there are more or fewer ranks now, the nodes divide shards or chunks
+evenly.  The other nodes fetch the chunks from its keeper while it reads them.  If it fails, or
+sends nothing for a while, a node reads what is missing from the store itself.  Every chunk is
+compared with its digest where it comes from the store, and again at each node that receives it.
 
 The chunks stay in memory of the keeper until all ranks have read.  Where that memory is not there,
 requests are refused, and ranks read from the store themselves.
@@ -36,12 +37,15 @@ from autockpt.values.errors import AutockptError, StorageError
 from autockpt.values.generation import Generation
 from autockpt.values.units import format_bytes
 
-REQUESTS = 8
-"""Requests of ranks that are answered at a time: each waits for chunks of one shard."""
-SILENCE_S = 60.0
+REQUESTS = 4
+"""Requests of ranks that are answered at a time: each waits for some chunks of one shard.  More
+would lengthen the queues of the nodes that read."""
+SILENCE_S = 120.0
 """A node that reads for others sends a chunk within this time, or they read it themselves."""
 PATIENCE_S = 40.0
 """A node that reads for others says so when no chunk of a shard came for this long."""
+RUN = 4
+"""Chunks in a row that one node reads of a shard that all nodes divide."""
 ORDER_S = 10.0
 """The order to restore comes to all nodes at about the same time."""
 OVER = "the restore is over"
@@ -49,9 +53,18 @@ OVER = "the restore is over"
 Answer = Callable[[wire.ChunksLent, Arena | None], None]
 
 
-def reader_of(shard: int, shards: int, nodes: Sequence[int]) -> int:
-    """The node that reads one of `shards`; `nodes`: of every rank now."""
-    return nodes[shard * len(nodes) // shards]
+def readers_of(shard: int, layouts: Sequence[str], nodes: Sequence[int]) -> list[int]:
+    """The nodes that divide the reading of a shard.
+
+    `layouts`: layout digests of all shards; `nodes`: of every rank now.  As many ranks as wrote it
+    need their own shards or replicas of them.  Of another number, all may need few replicas.
+    """
+    replicas = [one for one, layout in enumerate(layouts) if layout == layouts[shard]]
+    if len(layouts) == len(nodes):
+        return sorted({nodes[one] for one in replicas})
+    if len(set(layouts)) < len(layouts):
+        return sorted(set(nodes))
+    return [nodes[shard * len(nodes) // len(layouts)]]
 
 
 class _Image(ImageSource):
@@ -240,6 +253,12 @@ class _Reading:
         return shard
 
     @property
+    def layouts(self) -> tuple[str, ...]:
+        """Layout digests of all shards, once one is open."""
+        records = () if self._commit is None else self._commit.records
+        return tuple(str(record.get("layout_digest") or n) for n, record in enumerate(records))
+
+    @property
     def opened(self) -> list[_StoredShard]:
         """The open shards."""
         with self._lock:
@@ -377,11 +396,19 @@ class StoredShards:
     def _bring(self, reading: _Reading, message: wire.ChunksWanted) -> _StoredShard:
         shard = reading.open(message.shard)
         chunks = shard.claim(message.chunks)
-        reader = reader_of(message.shard, shard.index.world_size, self._nodes)
-        if reader == self._node or reader in self._silent:
-            self._read(shard, chunks)
-        else:
-            self._fetch(shard, chunks, reader)
+        readers = [self._node]
+        if not message.alone:
+            readers = readers_of(message.shard, reading.layouts, self._nodes)
+        by_reader: dict[int, list[int]] = {}
+        for chunk in chunks:
+            reader = readers[(message.shard + chunk // RUN) % len(readers)]
+            by_reader.setdefault(reader, []).append(chunk)
+        # Its own first: it may have to wait for the address of another node.
+        for reader in sorted(by_reader, key=lambda node: node != self._node):
+            if reader == self._node or reader in self._silent:
+                self._read(shard, by_reader[reader])
+            else:
+                self._fetch(shard, by_reader[reader], reader)
         shard.wait_for(message.chunks, SILENCE_S + PATIENCE_S)
         return shard
 

@@ -11,10 +11,17 @@ from typing import Any
 import pytest
 
 from autockpt.executors.keeper.restoring import stored_shards as stored_module
-from autockpt.executors.keeper.restoring.stored_shards import StoredShards, reader_of
+from autockpt.executors.keeper.restoring.stored_shards import StoredShards, readers_of
 from autockpt.executors.keeper.wire import ChunksLent, ChunksWanted
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.restore.gathered_source import passed_on
+from autockpt.executors.restore.shard_sources import (
+    ChunkSource,
+    ShardSources,
+    SharedChunks,
+    Together,
+    shards_on_disk,
+)
 from autockpt.executors.storage.catalogue import ShardFileSource
 from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.values.errors import CorruptCheckpointError, NoRoomError
@@ -45,7 +52,14 @@ class Member:
         """The order to restore came."""
         self.shards.begin((2, attempt), GENERATION, range(NODES))
 
-    def want(self, shard: int, chunks: tuple[int, ...], *, elsewhere: bool = False) -> int:
+    def want(
+        self,
+        shard: int,
+        chunks: tuple[int, ...],
+        *,
+        elsewhere: bool = False,
+        alone: bool = False,
+    ) -> int:
         """As a rank asks."""
         number = next(self._numbers)
 
@@ -56,7 +70,14 @@ class Member:
                 self._news.notify_all()
 
         wanted = ChunksWanted(
-            rank=0, term=2, attempt=1, shard=shard, chunks=chunks, number=number, stored=True
+            rank=0,
+            term=2,
+            attempt=1,
+            shard=shard,
+            chunks=chunks,
+            number=number,
+            stored=True,
+            alone=alone,
         )
         self.shards.wanted(wanted, answer)
         return number
@@ -83,6 +104,18 @@ class Member:
         self.node.close()
 
 
+class Alone:
+    """Its node reads what no other one needs."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self.take = member.take
+
+    def want(self, shard: int, chunks: tuple[int, ...], *, elsewhere: bool) -> int:
+        """As a rank asks."""
+        return self._member.want(shard, chunks, elsewhere=elsewhere, alone=True)
+
+
 class Reads:
     """What is read from the files, and a hook in front of it."""
 
@@ -104,15 +137,9 @@ class Reads:
 @pytest.fixture(params=["none", "zstd"])
 def folder(tmp_path: Path, request: pytest.FixtureRequest) -> str:
     """A checkpoint of three ranks, plain or encoded."""
-    directory = CheckpointDirectory(str(tmp_path / "checkpoints"))
-    images = []
-    for rank in range(NODES):
-        image = Arena.anonymous(CHUNKS * CHUNK)
-        image.view[:] = b"".join(saved(rank, chunk) for chunk in EVERY)
-        images.append(image.view)
-    run_id = directory.open()
-    directory.claim(run_id, "launch", 0, force=False)
-    return commit_images(directory, run_id, GENERATION, images, codec=request.param)
+    images = [b"".join(saved(rank, chunk) for chunk in EVERY) for rank in range(NODES)]
+    layouts = [f"layout {rank}" for rank in range(NODES)]
+    return committed(tmp_path / "checkpoints", images, layouts, codec=request.param)
 
 
 @pytest.fixture
@@ -136,6 +163,11 @@ def members(folder: str) -> Iterator[list[Member]]:
 def saved(shard: int, number: int) -> bytes:
     """As it was saved."""
     return 4 * pattern(CHUNK // 4, CHUNKS * shard + number)
+
+
+def every(shard: int) -> SharedChunks:
+    """All of a shard, which all nodes need."""
+    return SharedChunks(shard=shard, chunks=EVERY, is_needed=True)
 
 
 def test_each_chunk_is_read_once_for_all_nodes(members: list[Member], reads: Reads) -> None:
@@ -278,21 +310,112 @@ def test_a_rank_reads_by_itself_what_its_keeper_refuses(
     members: list[Member], folder: str, reads: Reads
 ) -> None:
     """At once, or in the middle of it."""
-    opened = passed_on(members[0])(1, open_file(folder, 1))
-    assert opened.index.root == open_file(folder, 1).index.root
+    opened = passed_on(members[0], Alone(members[0]))(open_file(folder, 1), every(1))
     opened.expect((0, 1))
     assert bytes(opened.read(1, NONE)) == saved(1, 1)
     members[0].shards.close()
     assert bytes(opened.read(1, NONE)) == saved(1, 1)
+    assert reads.counted[1, 1] == 1
     assert bytes(opened.read(2, NONE)) == saved(1, 2)
     opened.close()
-    stored = open_file(folder, 2)
-    assert passed_on(members[0])(2, stored) is stored
-    stored.close()
 
 
-def test_shards_are_spread_over_the_nodes_that_are_there() -> None:
-    """As it was, each by the node of the rank that wrote it."""
-    assert [reader_of(shard, 4, (7, 7, 8, 8)) for shard in range(4)] == [7, 7, 8, 8]
-    assert [reader_of(shard, 6, (0, 1)) for shard in range(6)] == [0, 0, 0, 1, 1, 1]
-    assert [reader_of(shard, 2, (0, 1, 2, 3)) for shard in range(2)] == [0, 2]
+def test_a_rank_reads_by_itself_what_is_damaged_in_memory(
+    members: list[Member], folder: str, reads: Reads
+) -> None:
+    """It compares each chunk that it is lent."""
+    opened = passed_on(members[0], Alone(members[0]))(open_file(folder, 0), every(0))
+    opened.expect(EVERY)
+    _, arena = members[0].take(members[0].want(0, EVERY))
+    arena.view[3 * CHUNK] ^= 1
+    arena.close()
+    for chunk in EVERY:
+        assert bytes(opened.read(chunk, NONE)) == saved(0, chunk)
+    assert reads.counted == {(0, chunk): 1 + (chunk == 3) for chunk in EVERY}
+    opened.close()
+
+
+def test_chunks_that_replicas_have_alike_are_asked_for_in_one_of_them(
+    members: list[Member], folder: str, reads: Reads
+) -> None:
+    """And what is a rank's own is read by its node, in its own shard."""
+    own = [open_file(folder, 1) for _ in members]
+    shared = SharedChunks(shard=1, chunks=(0, 1, 2), is_needed=False)
+    opened = [
+        passed_on(member, Alone(member))(stored, shared)
+        for member, stored in zip(members, own, strict=True)
+    ]
+    for one in opened:
+        one.expect(EVERY)
+    for one in opened:
+        for chunk in EVERY:
+            assert bytes(one.read(chunk, NONE)) == saved(1, chunk)
+        one.close()
+    assert reads.counted == {(1, chunk): 1 if chunk < 3 else 3 for chunk in EVERY}
+
+
+def committed(path: Path, images: list[bytes], layouts: list[str], codec: str = "none") -> str:
+    """A checkpoint of these images."""
+    directory = CheckpointDirectory(str(path))
+    run_id = directory.open()
+    directory.claim(run_id, "launch", 0, force=False)
+    arenas = [Arena.anonymous(len(image)) for image in images]
+    for arena, image in zip(arenas, images, strict=True):
+        arena.view[: len(image)] = image
+    views = [arena.view[: len(image)] for arena, image in zip(arenas, images, strict=True)]
+    return commit_images(directory, run_id, GENERATION, views, codec=codec, layouts=layouts)
+
+
+def opened(folder: str, rank: int, world_size: int) -> tuple[list[SharedChunks], ShardSources]:
+    """(chunks of each opened shard that are passed on, the shards), for a rank."""
+    shared: list[SharedChunks] = []
+
+    def passing(stored: ChunkSource, chunks: SharedChunks) -> ChunkSource:
+        shared.append(chunks)
+        return stored
+
+    memory = Arena.create_shared(64 * 2**20, name="autockpt-test")
+    together = Together(memory, (rank, rank + 1), rank)
+    sources = shards_on_disk(folder, rank, world_size, together=together, passing=passing)
+    for shard in sources.within_reach if world_size != sources.count else (rank,):
+        sources.open(shard).close()
+    memory.close()
+    return shared, sources
+
+
+def test_of_replicas_the_first_is_read_as_far_as_they_are_alike(tmp_path: Path) -> None:
+    """Ranks 0 and 2 hold the same but for the last chunk, ranks 1 and 3 the same and more."""
+    first, second = (b"".join(saved(shard, chunk) for chunk in EVERY) for shard in (0, 1))
+    images = [first, second, first[: 4 * CHUNK] + saved(2, 4), second + saved(2, 0)]
+    folder = committed(tmp_path / "checkpoints", images, ["a", "b", "a", "b"])
+    found = [opened(folder, rank, 4)[0] for rank in range(4)]
+    assert [one.shard for (one,) in found] == [0, 1, 0, 1]
+    assert [list(one.chunks) for (one,) in found] == [
+        [0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [0, 1, 2, 3], [0, 1, 2, 3, 4],
+    ]  # fmt: skip
+    assert not any(one.is_needed for (one,) in found)
+    assert opened(folder, 0, 4)[1].together is None
+
+
+def test_a_shard_that_one_rank_needs_is_passed_on_to_another_number_of_ranks_only(
+    folder: str,
+) -> None:
+    """FSDP as it was reads what it has written, with the ranks of its node."""
+    shared, sources = opened(folder, 1, NODES)
+    assert shared == []
+    assert sources.together is not None
+    shared, sources = opened(folder, 1, 2)
+    assert [one.shard for one in shared] == [0, 1, 2]
+    assert sources.together is None
+
+
+def test_the_parts_are_spread_over_the_nodes_that_are_there() -> None:
+    """As it was, each shard by the node of the rank that wrote it, or by those with replicas."""
+    alone = [str(shard) for shard in range(6)]
+    assert [readers_of(shard, alone[:4], (7, 7, 8, 8)) for shard in range(4)] == [
+        [7], [7], [8], [8],
+    ]  # fmt: skip
+    assert [readers_of(shard, list("abab"), (7, 7, 8, 8)) for shard in range(2)] == [[7, 8]] * 2
+    assert [readers_of(shard, alone, (0, 1)) for shard in range(6)] == [*[[0]] * 3, *[[1]] * 3]
+    assert [readers_of(shard, alone[:2], (0, 1, 2, 3)) for shard in range(2)] == [[0], [2]]
+    assert readers_of(0, ["a"] * 6, (4, 5, 6)) == [4, 5, 6]
