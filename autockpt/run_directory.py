@@ -25,6 +25,7 @@ Only files live here: nothing is decided, nothing is measured.  Records are repl
 
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -45,7 +46,7 @@ from autockpt.values.failure import (
     interruptions,
     origins_of,
 )
-from autockpt.values.generation import Generation
+from autockpt.values.generation import Generation, Line
 from autockpt.values.goal import Goal
 from autockpt.values.plan import CheckpointPlan, Decision
 from autockpt.values.policy_keys.paths import is_store_url
@@ -76,6 +77,7 @@ LATE_BYTES = 2**24
 """Of all telemetry files together: at the end of a job so much is read in a second."""
 LEAST_BYTES = 2**13
 """Of each file at least."""
+_EVERY_LINE = Line(term=None)
 SOUGHT_BYTES = 2**26
 """Of all files together that are searched for an event which their ends do not name."""
 
@@ -514,33 +516,72 @@ class RunDirectory:
             finally:
                 os.close(descriptor)
 
+    def line(self) -> Line:
+        """The line of history that the newest start continues.  Cheap.
+
+        A start is newer by the clock on the wall: terms begin again where checkpoints were removed.
+        """
+        found = [(path, start) for path in self._rank_files() for start in self._starts(path, 1)]
+        if not found:
+            return Line(term=None)
+        path, _ = max(found, key=lambda one: (str(one[1].get("wall")), one[1].get("term", 0)))
+        with contextlib.suppress(TypeError, KeyError, ValueError):  # a damaged record
+            return Line.of(
+                (int(one["term"]), str(one.get("resumed", ""))) for one in self._starts(path)
+            )
+        return Line(term=None)
+
     def newest_step(self) -> int | None:
-        """Largest step in the tails of the event files; None when no event names one.  Cheap."""
-        return max(self._tail_values("step", int), default=None)
+        """Newest step of the newest start, by the tails of the event files; None: none.  Cheap."""
+        line = self.line()
+        steps = [parent.step for parent in line.parents[:1]]
+        began_s = math.inf
+        for path in self._rank_files():
+            found, start = self._steps_since_start(path)
+            if start is None or line.term is None or start.get("term") == line.term:
+                steps += found
+                began_s = min(began_s, float((start or {}).get("at_s", -math.inf)))
+        for path in self._keeper_files():
+            for _, data in _json_lines(path, tail_bytes=TAIL_BYTES):
+                generation = _generation(str(data.get("generation", "")))
+                late = data.get("event") == "FailureObserved" and data.get("at_s", 0.0) >= began_s
+                known = generation is not None and line.term in (None, generation.term)
+                if (late or known or line.term is None) and isinstance(data.get("step"), int):
+                    steps.append(data["step"])
+        return max(steps, default=None)
 
     def newest_generation(self) -> Generation | None:
         """Newest generation that the tails of the event files know as committed.  Cheap."""
         return self._newest(("MemoryCommitted", "CheckpointDurable"))
 
     def newest_durable(self) -> Generation | None:
-        """Newest generation that the tails of the event files know as durable.  Cheap."""
-        return self._newest(_DURABLE)
+        """Newest durable generation on the line of the newest start.  Cheap."""
+        return self._newest(_DURABLE, line=self.line())
 
     def durable_step(self) -> int | None:
-        """Newest step that the tails of the event files know as durable.  Cheap."""
-        return max(self._tail_values("step", int, _DURABLE), default=None)
+        """Newest durable step on the line of the newest start.  Cheap."""
+        newest = self.newest_durable()
+        return None if newest is None else newest.step
 
     def resumed_step(self) -> int:
-        """Newest step that the tails of the event files know as resumed; 0: none."""
+        """Step that the newest start has resumed; 0: none."""
+        resumed = self.line().resumed_step
+        if resumed is not None:
+            return resumed
         return max(self._tail_values("step", int, ("Restored", "Restored from disk")), default=0)
 
-    def keeper_log_ends(self) -> dict[str, int]:
-        """Bytes of the event file of each keeper so far, by its name."""
+    def log_ends(self) -> dict[str, int]:
+        """Bytes of each event file so far, by its name."""
         with _storage_errors("read", self.telemetry):
-            return {path.name: path.stat().st_size for path in self._keeper_files()}
+            return {path.name: path.stat().st_size for path in self._event_files()}
+
+    def has_attached_since(self, ends: Mapping[str, int]) -> bool:
+        """Whether a rank has written behind these ends (`log_ends`): it does so at once."""
+        grown = {name for name, end in self.log_ends().items() if end > ends.get(name, 0)}
+        return any(path.name in grown for path in self._rank_files())
 
     def has_committed_since(self, ends: Mapping[str, int]) -> bool:
-        """Whether a generation became durable behind these ends (`keeper_log_ends`)."""
+        """Whether a generation became durable behind these ends (`log_ends`)."""
         names = ("CheckpointDurable",)
         return any(
             self._newest_record(path, names, begin=ends.get(path.name, 0), most_bytes=None)
@@ -548,8 +589,8 @@ class RunDirectory:
         )
 
     def newest_remote(self) -> Generation | None:
-        """Newest generation that the log of copies knows in the object store.  Cheap."""
-        return self._newest(("RemoteCopied",), [self.telemetry / "remote.jsonl"])
+        """Newest generation of the line that the log of copies knows in the store.  Cheap."""
+        return self._newest(("RemoteCopied",), [self.telemetry / "remote.jsonl"], line=self.line())
 
     @property
     def attached(self) -> bool:
@@ -614,17 +655,45 @@ class RunDirectory:
     def _keeper_files(self) -> list[Path]:
         return sorted(self.telemetry.glob("keeper-*.jsonl"))
 
+    def _rank_files(self) -> list[Path]:
+        return sorted(self.telemetry.glob("rank-*.jsonl"))
+
+    def _starts(self, path: Path, most: int | None = None) -> Iterator[dict[str, Any]]:
+        """The records of starts in a rank's file, the newest first."""
+        return itertools.islice(self._records(path, ("RunStarted",)), most)
+
+    def _steps_since_start(self, path: Path) -> tuple[list[int], dict[str, Any] | None]:
+        """Return the steps in a rank's tail behind its newest start, and that start."""
+        steps: list[int] = []
+        with _storage_errors("read", path), open(path, "rb") as file:
+            for line in newest_lines(file, most_bytes=TAIL_BYTES):
+                data = _record(line)
+                if data is not None and data.get("event") == "RunStarted":
+                    return steps, data
+                if data is not None and isinstance(data.get("step"), int):
+                    steps.append(data["step"])
+        return steps, next(self._starts(path, 1), None)
+
     def _newest(
-        self, events: tuple[str, ...], files: Sequence[Path] | None = None
+        self,
+        events: tuple[str, ...],
+        files: Sequence[Path] | None = None,
+        *,
+        line: Line = _EVERY_LINE,
     ) -> Generation | None:
-        """By the events of keepers, or those in `files`."""
+        """By the events of keepers, or those in `files`; on one line."""
         files = self._keeper_files() if files is None else files
-        names = list(self._tail_values("generation", str, events, files))
-        if not any(map(_generation, names)):  # failures may have filled the tails
+        tails = map(_generation, self._tail_values("generation", str, events, files))
+        names = [one for one in tails if one is not None and line.holds(one)]
+        if not names:  # failures may have filled the tails
             share = max(LEAST_BYTES, SOUGHT_BYTES // max(1, len(files)))
-            found = (self._newest_record(path, events, most_bytes=share) for path in files)
-            names = [str(data.get("generation")) for data in found if data]
-        return max(filter(None, map(_generation, names)), default=None)
+            for path in files:
+                for data in self._records(path, events, most_bytes=share):
+                    found = _generation(str(data.get("generation")))
+                    if found is not None and line.holds(found):
+                        names.append(found)
+                        break
+        return max(names, default=None)
 
     def _newest_record(
         self,
@@ -635,6 +704,17 @@ class RunDirectory:
         most_bytes: int | None = SOUGHT_BYTES,
     ) -> dict[str, Any] | None:
         """The newest of these events in a file; of its last `most_bytes` alone."""
+        return next(self._records(path, events, begin=begin, most_bytes=most_bytes), None)
+
+    def _records(
+        self,
+        path: Path,
+        events: tuple[str, ...],
+        *,
+        begin: int = 0,
+        most_bytes: int | None = SOUGHT_BYTES,
+    ) -> Iterator[dict[str, Any]]:
+        """These events in a file, the newest first; of its last `most_bytes` alone."""
         written = [name.partition(" ")[0] for name in events]
         try:
             with _storage_errors("read", path), open(path, "rb") as file:
@@ -642,10 +722,9 @@ class RunDirectory:
                 for line in newest_lines(file, most_bytes=most, begin=begin, naming=written):
                     data = _record(line)
                     if data is not None and _name(data) in events:
-                        return data
+                        yield data
         except _Missing:
             pass
-        return None
 
     def _tail_values(
         self,

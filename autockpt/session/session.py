@@ -56,6 +56,7 @@ from autockpt.session.slots import SlotRequests
 from autockpt.session.tuning.plan_follower import PlanFollower
 from autockpt.values import telemetry as t
 from autockpt.values.errors import AutockptError, ConfigError
+from autockpt.values.generation import SCRATCH
 
 
 def attached() -> bool:
@@ -538,6 +539,7 @@ class Session:
                 non_temporal_bytes=memcpy_threshold.given_bytes(os.environ),
                 process=startup_timing.process(),
                 new_process_reason=os.environ.get(environment.NEW_PROCESS, ""),
+                resumed=str(resumed.generation or SCRATCH),
             )
         )  # fmt: skip
         begins = not self._job.restart_count

@@ -5,10 +5,13 @@ with other data, so the step alone identifies nothing: the term goes with it.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autockpt.values.errors import ConfigError
 
+SCRATCH = "scratch"
+"""In place of a checkpoint: a start that resumed none."""
 _NAME = re.compile(r"ckpt-t(\d{4,})-step-(\d{8,})(?:\.([1-9]\d*))?")
 _TEXT = re.compile(r"step (\d+) \(term (\d+)\)(?:, attempt (\d+))?")
 
@@ -63,3 +66,57 @@ class Generation:
     def __str__(self) -> str:
         again = f", attempt {self.attempt}" if self.attempt else ""
         return f"step {self.step} (term {self.term}){again}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """The line of history that the newest start continues; others were left behind on purpose."""
+
+    term: int | None
+    """Of the newest start; None: no start is known, and everything counts."""
+    parents: tuple[Generation, ...] = ()
+    """The checkpoint that it resumed, the one that the start of that one resumed, and so on."""
+    is_whole: bool = False
+    """The start from scratch is known."""
+
+    @classmethod
+    def of(cls, starts: Iterable[tuple[int, str]]) -> "Line":
+        """From (term, resumed checkpoint) of all starts, the newest first; "": it is not known."""
+        term: int | None = None
+        sought: int | None = None
+        parents: list[Generation] = []
+        for number, resumed in starts:
+            term = number if term is None else term
+            if sought is not None and number != sought:
+                continue
+            if resumed == SCRATCH:
+                return cls(term=term, parents=tuple(parents), is_whole=True)
+            try:
+                parents.append(Generation.from_text(resumed))
+            except ConfigError:  # a damaged record, or one of an older version
+                break
+            sought = parents[-1].term
+        return cls(term=term, parents=tuple(parents))
+
+    @property
+    def resumed_step(self) -> int | None:
+        """Step that the newest start has resumed, 0 from scratch; None: not known."""
+        if self.parents:
+            return self.parents[0].step
+        return 0 if self.is_whole else None
+
+    def names(self, text: str) -> bool:
+        """Whether a text is the name of such a checkpoint."""
+        try:
+            return self.holds(Generation.from_text(text))
+        except ConfigError:
+            return False
+
+    def holds(self, generation: Generation) -> bool:
+        """Whether it leads to the newest start, or was made by it."""
+        if self.term is None or generation.term == self.term:
+            return True
+        if any(generation.term == one.term and generation <= one for one in self.parents):
+            return True
+        oldest = self.parents[-1].term if self.parents else self.term
+        return not self.is_whole and generation.term < oldest

@@ -68,6 +68,8 @@ class RunStarted(Event):
     new_process_reason: str = ""
     """Why a rank that survived another one's death has a new process.  "": it has none, it died
     itself, or the script has no restartable function."""
+    resumed: str = ""
+    """The checkpoint that it goes on from; "scratch": none.  "": an older version did not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,19 +47,17 @@ MARGIN_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Before:
-    """How far a run was when this launch began, and other jobs' runs beside it."""
+    """The logs of a run when this launch began, and other jobs' runs beside it."""
 
-    step: int | None
     logged: Mapping[str, int]
-    """As `RunDirectory.keeper_log_ends`."""
+    """As `RunDirectory.log_ends`."""
     own_runs: tuple[Path, ...] = ()
 
 
 def before(run: RunDirectory) -> Before:
     """Of an earlier launch, or nothing."""
     return Before(
-        step=run.newest_step(),
-        logged=run.keeper_log_ends(),
+        logged=run.log_ends(),
         own_runs=tuple(own_runs(run.path)),
     )
 
@@ -147,12 +145,17 @@ def _corrected(run: RunDirectory, ending: Ending, began: Before) -> Ending:
     """
     if ending.exit_code in ANNOUNCED and _is_saved(run):
         return replace(ending, exit_code=SAVED_REQUEUE, reason=f"{ending.reason}; all is durable")
-    trained = (run.newest_step() or 0) > max(began.step or 0, run.resumed_step())
-    if ending.exit_code or not trained or not _wants_disk(run):
+    if ending.exit_code or not _has_trained(run, began) or not _wants_disk(run):
         return ending
     if run.has_committed_since(began.logged):
         return ending
     return replace(ending, exit_code=NOTHING_DURABLE, reason="nothing that it trained is durable")
+
+
+def _has_trained(run: RunDirectory, began: Before) -> bool:
+    """Whether this launch came further than the checkpoint that it went on from."""
+    is_attached = run.has_attached_since(began.logged)
+    return is_attached and (run.newest_step() or 0) > run.resumed_step()
 
 
 def _is_saved(run: RunDirectory) -> bool:

@@ -64,4 +64,5 @@ def _look(run: "RunDirectory") -> "LiveView":
         status_age_s=0.0 if written_s is None else max(0.0, time.time() - written_s),
         events=run.recent_events(),
         failures=run.failures(),
+        line=run.line(),
     )

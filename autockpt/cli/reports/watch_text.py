@@ -5,10 +5,10 @@ Pure: values in, lines out.  No line is wider than the terminal.
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autockpt.values.failure import FailureRecord
-from autockpt.values.generation import Generation
+from autockpt.values.generation import Generation, Line
 from autockpt.values.status import RunStatus
 from autockpt.values.table import columns
 from autockpt.values.telemetry import (
@@ -17,6 +17,7 @@ from autockpt.values.telemetry import (
     IterationsTimed,
     MemoryCommitted,
     PlanChanged,
+    RunStarted,
     shows_durable,
 )
 from autockpt.values.units import format_duration
@@ -39,6 +40,8 @@ class LiveView:
     events: Sequence[Event]
     """The newest events of all ranks, oldest first."""
     failures: Sequence[FailureRecord]
+    line: Line = field(default_factory=lambda: Line(term=None))
+    """The line of history of the newest start."""
 
     @property
     def has_ended(self) -> bool:
@@ -90,7 +93,9 @@ def _facts(view: LiveView) -> Iterator[tuple[str, str]]:
 
 def _trained(view: LiveView) -> tuple[int | None, float]:
     """Return (newest step, mean seconds of the recent iterations; 0.0: not known)."""
-    blocks = [event for event in view.events if isinstance(event, IterationsTimed) and event.count]
+    starts = [at for at, event in enumerate(view.events) if isinstance(event, RunStarted)]
+    since = view.events[starts[-1] :] if starts else view.events
+    blocks = [event for event in since if isinstance(event, IterationsTimed) and event.count]
     steps = [blocks[-1].step] if blocks else []
     count = sum(block.count for block in blocks)
     if view.status is not None and view.status.last_step is not None:
@@ -100,8 +105,14 @@ def _trained(view: LiveView) -> tuple[int | None, float]:
 
 def _saved(view: LiveView) -> tuple[int | None, int | None]:
     """Return the newest steps on disk and in memory."""
-    durable = [event.step for event in view.events if shows_durable(event)]
-    memory = [event.step for event in view.events if isinstance(event, MemoryCommitted)]
+    durable = [
+        event.step for event in view.events
+        if shows_durable(event) and view.line.names(event.generation)
+    ]  # fmt: skip
+    memory = [
+        event.step for event in view.events
+        if isinstance(event, MemoryCommitted) and view.line.names(event.generation)
+    ]  # fmt: skip
     if not durable and view.status is not None and view.status.last_durable:
         durable = [Generation.from_text(view.status.last_durable).step]
     return durable[-1] if durable else None, memory[-1] if memory else None

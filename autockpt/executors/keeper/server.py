@@ -39,6 +39,7 @@ from autockpt.executors.protocol import messages as p
 from autockpt.executors.protocol.admission import may_send
 from autockpt.executors.protocol.coordinator.machine import CoordinatorProtocol
 from autockpt.executors.protocol.node.machine import NodeProtocol
+from autockpt.executors.protocol.selection import on_lineage
 from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.executors.storage.places import account
 from autockpt.executors.storage.runtime_paths import is_removed
@@ -806,7 +807,12 @@ class Keeper:
         node = self._protocol.state
         if node.nodes and self._node == node.coordinator and self._term:
             state = self._coordinator.state
-            sound = [saved for saved, entry in state.catalogue.items() if not entry.corrupt]
+            chain = state.chain_of_term()
+            sound = [
+                saved for saved, entry in state.catalogue.items()
+                if not entry.corrupt and on_lineage(saved, chain)
+            ]  # fmt: skip
+            self._standing.leave_behind(lambda saved: bool(chain) and not on_lineage(saved, chain))
             self._standing.write(now_s, sound, began_from=state.began_from(), last=last)
 
     def _degrade(self, what: str, reason: str) -> None:

@@ -85,7 +85,7 @@ class Watch:
         self.keeper_by_s: float | None = None
         """CLOCK_MONOTONIC by which the keeper is to be done."""
         self._loop = CrashLoop(
-            step=_trained(run),
+            step=None if request.fresh or request.resume_from else _trained(run),
             generation=run.newest_generation(),
             insist=request.max_restarts is not None,
         )

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from autockpt.values.generation import Line
 from autockpt.values.telemetry import (
     Event,
     FailureObserved,
@@ -141,7 +142,10 @@ def newest_step(events: Sequence[Event]) -> int:
     """Of the last stretch of training: an earlier one may have been longer, and was lost then."""
     step = 0
     for event in events:
-        if isinstance(event, IterationsTimed) or (isinstance(event, RunEnded) and event.step):
+        if isinstance(event, RunStarted):
+            resumed = Line.of([(event.term, event.resumed)]).resumed_step
+            step = step if resumed is None else resumed
+        elif isinstance(event, IterationsTimed) or (isinstance(event, RunEnded) and event.step):
             step = event.step
         elif isinstance(event, TrainerFailed | FailureObserved):
             step = max(step, event.step)
@@ -149,8 +153,17 @@ def newest_step(events: Sequence[Event]) -> int:
 
 
 def _durable_step(events: Sequence[Event]) -> int | None:
-    durable = [event.step for event in events if shows_durable(event) and event.step >= 0]
-    copied = [event.step for event in events if isinstance(event, RemoteCopied)]
+    """On the line of the newest start: others were left behind."""
+    starts = (one for one in reversed(events) if isinstance(one, RunStarted))
+    line = Line.of((one.term, one.resumed) for one in starts)
+    durable = [
+        event.step for event in events
+        if shows_durable(event) and event.step >= 0 and line.names(event.generation)
+    ]  # fmt: skip
+    copied = [
+        event.step for event in events
+        if isinstance(event, RemoteCopied) and line.names(event.generation)
+    ]  # fmt: skip
     return next((steps[-1] for steps in (durable, copied) if steps), None)
 
 

@@ -82,6 +82,13 @@ class RunStanding:
         self._troubles = {g: why for g, why in self._troubles.items() if g > generation}
         self._say(self._storage.committed(str(generation)))
 
+    def leave_behind(self, is_left: Callable[[Generation], bool]) -> None:
+        """Forget checkpoints of an earlier start that this one does not continue, as with `fresh`."""
+        if self.durable is not None and is_left(self.durable):
+            self.durable = None
+        if self.memory_committed and is_left(Generation.from_text(self.memory_committed)):
+            self.memory_committed = ""
+
     def note_failure(self, reason: str) -> None:
         """No checkpoint reaches the storage now."""
         wall = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -117,8 +124,8 @@ class RunStanding:
     ) -> None:
         """How it stands, and how it ended where no launcher of ours says so.
 
-        `catalogue`: committed generations; `began_from`: the one that the trainers resumed;
-        `last`: the keeper leaves.
+        `catalogue`: committed generations that this start goes on from, or has made; `began_from`:
+        the one that the trainers resumed; `last`: the keeper leaves.
         """
         holds = bool(self.memory_committed or self.durable)
         if now_s < self._next_s and not last and holds == self._held:

@@ -16,6 +16,8 @@ from autockpt.launch.elastic.request import Ending, Limit
 from autockpt.launch.script import Script
 from autockpt.run_directory import RunDirectory
 from autockpt.values.exit_codes import NOTHING_DURABLE, SAVED_REQUEUE
+from autockpt.values.generation import SCRATCH, Generation
+from autockpt.values.telemetry import RunEnded, RunStarted, event_data
 
 ENDED = Ending(state="finished", exit_code=0, restarts=0)
 
@@ -37,11 +39,29 @@ def run(tmp_path: Path) -> RunDirectory:
     return made
 
 
-def commit(run: RunDirectory, *, failures: int = 0) -> None:
+def start(run: RunDirectory, *, term: int, resumed: str) -> None:
+    """A trainer attaches."""
+    event = RunStarted(
+        at_s=term * 100.0, rank=0, wall=f"2026-01-0{term}T00:00:00Z", run_id="r", term=term,
+        world_size=1, pid=1, plan_id="p", plan_version=1, state_bytes=1, restart_count=0,
+        resumed=resumed,
+    )  # fmt: skip
+    with open(run.rank_telemetry(0), "a", encoding="utf-8") as file:
+        file.write(json.dumps(event_data(event)) + "\n")
+
+
+def train(run: RunDirectory, step: int) -> None:
+    """Up to that step."""
+    event = RunEnded(at_s=1.0, rank=0, step=step, reason="finished")
+    with open(run.rank_telemetry(0), "a", encoding="utf-8") as file:
+        file.write(json.dumps(event_data(event)) + "\n")
+
+
+def commit(run: RunDirectory, *, failures: int = 0, step: int = 5, term: int = 1) -> None:
     """One durable checkpoint, and then so many that failed."""
     durable = {
         "event": "CheckpointDurable", "at_s": 1.0, "rank": -1,
-        "generation": "step 5 (term 1)", "step": 5,
+        "generation": f"step {step} (term {term})", "step": step,
         "bytes": 1, "stored_bytes": 1, "latency_s": 0.1, "write_s": 0.1,
     }  # fmt: skip
     failed = {
@@ -61,7 +81,7 @@ def finish(run: RunDirectory, began: outcome.Before, ending: Ending = ENDED) -> 
 
 def test_a_training_of_which_nothing_is_durable_has_a_code_of_its_own(run: RunDirectory) -> None:
     """Schedulers see no difference otherwise."""
-    assert finish(run, outcome.Before(step=None, logged={})) == NOTHING_DURABLE
+    assert finish(run, outcome.Before(logged={})) == NOTHING_DURABLE
     status = run.read_status()
     assert status is not None
     assert (status.exit_code, status.protected) == (NOTHING_DURABLE, False)
@@ -71,7 +91,7 @@ def test_a_training_of_which_nothing_is_durable_has_a_code_of_its_own(run: RunDi
 def test_something_durable_is_enough_however_many_failed_since(run: RunDirectory) -> None:
     """Failures fill the end of the telemetry."""
     commit(run, failures=2000)
-    assert finish(run, outcome.Before(step=None, logged={})) == 0
+    assert finish(run, outcome.Before(logged={})) == 0
     status = run.read_status()
     assert status is not None
     assert (status.protected, status.last_durable) == (True, "ckpt-t0001-step-00000005")
@@ -80,7 +100,46 @@ def test_something_durable_is_enough_however_many_failed_since(run: RunDirectory
 def test_what_an_earlier_launch_made_durable_does_not_count(run: RunDirectory) -> None:
     """The 30 steps of this one are nowhere."""
     commit(run)
-    assert finish(run, outcome.Before(step=10, logged=run.keeper_log_ends())) == NOTHING_DURABLE
+    began = outcome.Before(logged=run.log_ends())
+    train(run, 70)
+    assert finish(run, began) == NOTHING_DURABLE
+
+
+def test_a_start_from_scratch_counts_its_own_steps_and_checkpoints(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An earlier start came further and was durable; `--fresh` has left it behind."""
+    start(run, term=1, resumed=SCRATCH)
+    train(run, 300)
+    commit(run, step=300)
+    began = outcome.Before(logged=run.log_ends())
+    start(run, term=2, resumed=SCRATCH)
+    train(run, 100)
+    assert finish(run, began) == NOTHING_DURABLE
+    status = run.read_status()
+    assert status is not None
+    assert (status.last_step, status.last_durable, status.protected) == (100, None, False)
+    announced = Ending(state="interrupted", exit_code=128 + signal.SIGUSR1, restarts=0)
+    assert finish(run, began, announced) == announced.exit_code
+    commit(run, step=100, term=2)
+    assert finish(run, began, announced) == SAVED_REQUEUE
+    assert finish(run, began) == 0
+    assert "finished at step 100 (durable)" in capsys.readouterr().err
+
+
+def test_a_rollback_counts_from_its_checkpoint(run: RunDirectory) -> None:
+    """Its 50 steps are nowhere; those that it went back behind do not count."""
+    start(run, term=1, resumed=SCRATCH)
+    train(run, 300)
+    commit(run, step=50)
+    commit(run, step=300)
+    began = outcome.Before(logged=run.log_ends())
+    start(run, term=2, resumed="step 50 (term 1)")
+    assert (run.newest_step(), run.durable_step()) == (50, 50)
+    train(run, 100)
+    assert (run.newest_step(), run.durable_step()) == (100, 50)
+    assert finish(run, began) == NOTHING_DURABLE
+    assert run.newest_durable() == Generation(term=1, step=50)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +158,7 @@ def test_what_was_resumed_from_storage_is_durable(
     }  # fmt: skip
     with open(run.telemetry / "keeper-000.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(restored) + "\n")
-    assert finish(run, outcome.Before(step=None, logged={})) == code
+    assert finish(run, outcome.Before(logged={})) == code
     status = run.read_status()
     assert status is not None
     assert status.protected == (source == "disk")
@@ -113,7 +172,7 @@ def test_what_was_resumed_from_storage_is_durable(
 def test_a_training_that_was_over_already_is_no_failure(run: RunDirectory) -> None:
     """Nothing was trained, so nothing is missing."""
     commit(run)
-    assert finish(run, outcome.Before(step=40, logged=run.keeper_log_ends())) == 0
+    assert finish(run, outcome.Before(logged=run.log_ends())) == 0
 
 
 @pytest.mark.parametrize(
@@ -127,7 +186,7 @@ def test_a_command_that_would_be_refused_again_is_not_said_to_resume(
     """Though a checkpoint is durable."""
     commit(run)
     ending = Ending(state="failed", exit_code=code, restarts=0)
-    finish(run, outcome.Before(step=None, logged={}), ending)
+    finish(run, outcome.Before(logged={}), ending)
     said = capsys.readouterr()
     assert f"the command below {then}" in said.err + said.out
 
@@ -138,7 +197,7 @@ def test_a_script_that_ends_before_attach_is_not_said_to_lack_it(
 ) -> None:
     """Ctrl-C while it imports torch; one that ended well was unprotected."""
     bare = RunDirectory.create(tmp_path / "bare")
-    began = outcome.Before(step=None, logged={})
+    began = outcome.Before(logged={})
     finish(bare, began, Ending(state=state, exit_code=130, restarts=0))
     said = capsys.readouterr().err
     assert "train.py ended before autockpt was attached" in said
@@ -150,7 +209,7 @@ def test_a_script_that_ends_before_attach_is_not_said_to_lack_it(
 def test_a_failed_script_keeps_its_code(run: RunDirectory) -> None:
     """It says more."""
     ending = Ending(state="failed", exit_code=3, restarts=0)
-    assert finish(run, outcome.Before(step=None, logged={}), ending) == 3
+    assert finish(run, outcome.Before(logged={}), ending) == 3
 
 
 @pytest.mark.parametrize(
@@ -167,12 +226,13 @@ def test_an_announced_end_with_all_saved_asks_for_another_start(
 ) -> None:
     """Not where something is missing, and not where a person may have ended it."""
     event = {
-        "event": "CheckpointDurable", "at_s": 3.0, "rank": -1, "generation": "step 40 (term 1)",
-        "step": durable, "bytes": 1, "stored_bytes": 1, "latency_s": 0.1, "write_s": 0.1,
+        "event": "CheckpointDurable", "at_s": 3.0, "rank": -1,
+        "generation": f"step {durable} (term 1)", "step": durable,
+        "bytes": 1, "stored_bytes": 1, "latency_s": 0.1, "write_s": 0.1,
     }  # fmt: skip
     (run.telemetry / "keeper-000.jsonl").write_text(json.dumps(event) + "\n")
     told = Ending(state="interrupted", exit_code=128 + number, restarts=0, reason="told")
-    assert finish(run, outcome.Before(step=None, logged={}), told) == code
+    assert finish(run, outcome.Before(logged={}), told) == code
 
 
 @pytest.mark.parametrize(
@@ -195,9 +255,7 @@ def test_the_last_lines_say_what_was_lost(
 ) -> None:
     """Step 40 was trained, and step 5 is on disk."""
     commit(run)
-    finish(
-        run, outcome.Before(step=None, logged={}), Ending(state=state, exit_code=code, restarts=0)
-    )
+    finish(run, outcome.Before(logged={}), Ending(state=state, exit_code=code, restarts=0))
     text = capsys.readouterr().err
     assert said in text
     assert "(durable)" not in text
@@ -210,7 +268,7 @@ def test_a_run_whose_last_step_is_durable_says_so(
     commit(run)
     path = run.telemetry / "keeper-000.jsonl"
     path.write_text(path.read_text().replace("step 5 (", "step 40 (").replace(": 5,", ": 40,"))
-    finish(run, outcome.Before(step=None, logged={}))
+    finish(run, outcome.Before(logged={}))
     assert "finished at step 40 (durable)\n" in capsys.readouterr().err
 
 
@@ -223,7 +281,7 @@ def test_only_runs_of_other_jobs_that_this_launch_began_are_named(
     for path in (old, new):
         path.mkdir()
         (path / "job.json").touch()
-    finish(run, outcome.Before(step=None, logged={}, own_runs=(old,)))
+    finish(run, outcome.Before(logged={}, own_runs=(old,)))
     said = capsys.readouterr().err
     assert str(new) in said
     assert str(old) not in said
@@ -264,7 +322,7 @@ def test_the_exit_code_is_there_in_bounded_time(
     began_s = time.monotonic()
     limit = Limit(by_s=began_s, exit_code=128 + signal.SIGUSR1)
     told = Ending(state="interrupted", exit_code=limit.exit_code, restarts=0, limit=limit)
-    assert finish(run, outcome.Before(step=None, logged={}), told) == SAVED_REQUEUE
+    assert finish(run, outcome.Before(logged={}), told) == SAVED_REQUEUE
     assert time.monotonic() - began_s < 6.0
     assert limit.exit_code == SAVED_REQUEUE
     status = run.read_status()
@@ -292,7 +350,7 @@ def test_a_signal_after_the_training_ends_only_the_report(
     sender = threading.Thread(target=end, daemon=True)
     sender.start()
     began_s = time.monotonic()
-    assert finish(run, outcome.Before(step=None, logged={})) == 0
+    assert finish(run, outcome.Before(logged={})) == 0
     sender.join()
     assert time.monotonic() - began_s < 6.0
     said = capsys.readouterr().err
@@ -307,7 +365,7 @@ def test_views_that_cannot_be_written_change_no_exit_code(
     commit(run)
     (run.path / "status.json").mkdir()
     (run.path / "report.html").mkdir()
-    assert finish(run, outcome.Before(step=None, logged={})) == 0
+    assert finish(run, outcome.Before(logged={})) == 0
     said = capsys.readouterr().err
     assert "status.json does not tell how the run ended" in said
     assert "no report was written" in said
@@ -320,5 +378,5 @@ def test_telemetry_that_cannot_be_read_changes_no_exit_code(
     """Nothing is known of what is durable then, and that is said."""
     run.rank_telemetry(0).unlink()
     run.rank_telemetry(0).mkdir()
-    assert finish(run, outcome.Before(step=None, logged={})) == 0
+    assert finish(run, outcome.Before(logged={})) == 0
     assert "whether all is durable is not known" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from autockpt.reports.analysis.accounting import account
 from autockpt.reports.analysis.clock import align
 from autockpt.reports.analysis.saves import ages, saves
+from autockpt.values.generation import SCRATCH
 from autockpt.values.telemetry import (
     EVENTS,
     CheckpointDurable,
@@ -48,6 +49,7 @@ def restored(at_s: float, step: int, lost_steps: int, lost_s: float, down_s: flo
 
 def any_event(kind: type[Event]) -> st.SearchStrategy[Event]:
     """An event of one kind with arbitrary fields of the right types."""
+    words = ["memory", "disk", "finished", "signal", "error", "", "2026-01-01", "step 4 (term 1)"]
     by_type = {
         float: SECONDS,
         int: st.integers(-1, 10**6),
@@ -55,7 +57,7 @@ def any_event(kind: type[Event]) -> st.SearchStrategy[Event]:
         bool: st.booleans(),
         bool | None: st.none() | st.booleans(),
         tuple[float, ...]: st.lists(SECONDS, max_size=3).map(tuple),
-        str: st.sampled_from(["memory", "disk", "finished", "signal", "error", "", "2026-01-01"]),
+        str: st.sampled_from([*words, SCRATCH]),
     }
     hints = {name: by_type[hint] for name, hint in _hints(kind).items()}
     return st.builds(kind, **hints)

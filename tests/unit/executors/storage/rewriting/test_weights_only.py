@@ -16,6 +16,7 @@ import pytest
 import torch
 from obstore.store import MemoryStore
 
+from autockpt import new_files
 from autockpt.cli import app
 from autockpt.cli.jobs import preparation
 from autockpt.executors.protocol.messages import holds_weights_only
@@ -402,7 +403,7 @@ def test_a_lock_that_cannot_be_closed_undoes_no_deletion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error of NFS at the close comes behind the rename, and is none of the deletion."""
-    bench, real, lock = Bench(tmp_path), os.close, file_system._lock
+    bench, real, lock = Bench(tmp_path), os.close, new_files.lock
     locked, failed = set[int](), list[int]()
 
     def close(fd: int) -> None:
@@ -412,7 +413,7 @@ def test_a_lock_that_cannot_be_closed_undoes_no_deletion(
             failed.append(fd)
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
-    monkeypatch.setattr(file_system, "_lock", lambda fd: locked.add(fd) or lock(fd))
+    monkeypatch.setattr(new_files, "lock", lambda fd: locked.add(fd) or lock(fd))
     monkeypatch.setattr(os, "close", close)
     assert bench.directory.delete(G)
     monkeypatch.undo()
