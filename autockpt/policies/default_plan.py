@@ -10,9 +10,9 @@ from autockpt.values.redundancy import NO_REDUNDANCY, Redundancy
 
 PROFILING_INTERVAL_STEPS = 8
 """While a run profiles itself: often enough to be measured within its first dozens of steps."""
-EARLY_STEP = 2
-"""Without a profile, steps may last minutes.  The first one shows how large the state is, so the
-second is the first that can be saved."""
+EARLY_STEP = 1
+"""Without a profile, steps may last hours: one failure costs at most half of the training so far.
+A job of quick steps is saved at its second: there are no slots before it."""
 SET_SIZE = 4
 """Default size of a parity set: a third of an image on every node."""
 
@@ -65,7 +65,7 @@ def plan_while_measured(goal: Goal) -> CheckpointPlan:
         replace(tier, interval_steps=PROFILING_INTERVAL_STEPS) if tier.interval_steps else tier
         for tier in plan.tiers
     )
-    return replace(plan, tiers=tiers, early_step=0)
+    return replace(plan, tiers=tiers, early_step=EARLY_STEP)
 
 
 def _wished(goal: Goal) -> Redundancy:

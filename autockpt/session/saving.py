@@ -34,6 +34,9 @@ from autockpt.values.plan import CheckpointPlan, WriteWay
 
 GRANT_WAIT_S = 0.02
 """A slot is asked for one iteration ahead; this is for the first save and for a busy keeper."""
+FIRST_SLOTS_PART = 0.01
+"""The first iteration shows the size of the state, and may be a long one.  Its checkpoint waits for
+slots for this part of its time; a short one is not worth a wait."""
 FINAL_WAIT_S = 900.0
 
 
@@ -114,6 +117,7 @@ class Saver:
         rank.live.not_lazy |= self._changing
         self._encoding: tuple[Layout, dict[str, str], str, str] | None = None
         """The newest layout and codecs by class, and the encoding computed from them."""
+        self._made_s = time.monotonic()
         self._early_s = 0.0
         """Before then no checkpoint goes to disk only because nothing is there, CLOCK_MONOTONIC."""
         self._early_tries = 0
@@ -400,10 +404,11 @@ class Saver:
     ) -> SaveHandle | None:
         """The save, which begins in its slot now; None: it is skipped."""
         link, step = self._client, generation.step
-        if not link.slots:
-            self._rank.report_skip(
-                step, link.slots_refused or "the slots are still being allocated"
-            )
+        if not link.slots and not self._has_first_slots():
+            if link.slots_refused or step > self._rank.start_step + 1:
+                self._rank.report_skip(
+                    step, link.slots_refused or "the slots are still being allocated"
+                )
             return None
         if not link.wait_until(lambda: not link.saves.is_silent, patience_s):
             self._rank.report_skip(step, "the keeper does not answer")
@@ -423,6 +428,17 @@ class Saver:
         if disk and not asked_disk:  # asked for by the script, or by a new plan, since
             link.ask_for_disk(save)
         return save
+
+    def _has_first_slots(self) -> bool:
+        """Whether slots come at once behind the first iteration: a slow one is worth a wait."""
+        link, rank = self._client, self._rank
+        if rank.step != rank.start_step + 1 or rank.open:
+            return False
+        self._slots.ask()
+        wait_s = FIRST_SLOTS_PART * (time.monotonic() - self._made_s)
+        return link.wait_until(lambda: bool(link.slots or link.slots_refused), wait_s) and bool(
+            link.slots
+        )
 
     def _abandon(self, save: SaveHandle, reason: str) -> None:
         """Give back a slot that may be half filled, once no copy writes into it any more."""

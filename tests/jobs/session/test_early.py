@@ -32,19 +32,17 @@ for step in ckpt.steps(1000):
 
 
 @pytest.mark.slow
-def test_a_machine_lost_in_the_fifth_slow_step_costs_little(tmp_path: Path) -> None:
-    """Every process is killed by SIGKILL; the next start finds step 4 on disk."""
-    write(tmp_path, "train.py", SLOW)
-    command = [
-        sys.executable,
-        "-m",
-        "autockpt",
-        "run",
-        "--no-profile",
-        "--run-dir",
-        "r",
-        "train.py",
-    ]
+@pytest.mark.parametrize(
+    ("options", "step_s", "lost_at", "found"),
+    [(["--no-profile"], 2.0, 6, 4), ([], 5.0, 2, 1)],
+    ids=["no profile", "measured while it runs"],
+)
+def test_a_machine_lost_in_a_slow_step_costs_little(
+    tmp_path: Path, options: list[str], step_s: float, lost_at: int, found: int
+) -> None:
+    """Every process is killed by SIGKILL; the next start finds that step on disk."""
+    write(tmp_path, "train.py", SLOW.replace("2.0", str(step_s)))
+    command = [sys.executable, "-m", "autockpt", "run", *options, "--run-dir", "r", "train.py"]
 
     def start() -> "subprocess.Popen[str]":
         return subprocess.Popen(
@@ -63,14 +61,14 @@ def test_a_machine_lost_in_the_fifth_slow_step_costs_little(tmp_path: Path) -> N
         raise AssertionError(f"step {step} was not reached")
 
     launcher = start()
-    trainer, keeper = reached(6)
+    trainer, keeper = reached(lost_at)
     for pid in (launcher.pid, trainer, keeper):
         os.kill(pid, signal.SIGKILL)
     launcher.communicate(timeout=PATIENCE_S)
     (tmp_path / "pids").unlink()
     again = start()
-    reached(5)
+    reached(found + 1)
     (tmp_path / "enough").touch()
     said, _ = again.communicate(timeout=PATIENCE_S)
     assert again.returncode == 0, said
-    assert "trains from step 4" in said, said
+    assert f"trains from step {found}" in said, said

@@ -83,7 +83,7 @@ class RunStanding:
         self._say(self._storage.committed(str(generation)))
 
     def leave_behind(self, is_left: Callable[[Generation], bool]) -> None:
-        """Forget checkpoints of an earlier start that this one does not continue, as with `fresh`."""
+        """Forget checkpoints of an earlier start that this one does not continue (`fresh`)."""
         if self.durable is not None and is_left(self.durable):
             self.durable = None
         if self.memory_committed and is_left(Generation.from_text(self.memory_committed)):
