@@ -4,8 +4,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from autockpt.executors.state.data_position import DataPosition
-from autockpt.executors.state.epoch_loader import EpochLoader
+from autockpt.executors.state.data.data_position import DataPosition
+from autockpt.executors.state.data.epoch_loader import EpochLoader
 from autockpt.profiles.probes.iteration import PhaseTimer
 from autockpt.values.errors import AutockptError
 

@@ -27,7 +27,7 @@ from autockpt.executors.restore.prefault import PrefaultedMemory
 from autockpt.executors.restore.resume import Resumed, resume
 from autockpt.executors.snapshot.replica_shares import Place
 from autockpt.executors.snapshot.snapshotter import Snapshotter
-from autockpt.executors.state.epoch_loader import EpochLoader
+from autockpt.executors.state.data.epoch_loader import EpochLoader
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.state.rebuilding import Rebuilding
 from autockpt.launch import environment, startup_timing

@@ -9,8 +9,8 @@ import torch
 from autockpt.executors.restore.plan.saved_optimizer import SavedGroup, SavedOptimizer
 from autockpt.executors.sharding.optimizers import state_of
 from autockpt.executors.state import state_tree
+from autockpt.executors.state.data.loader_rng import load_without_rng_draw
 from autockpt.executors.state.live_state import Dispensable, LiveState
-from autockpt.executors.state.loader_rng import load_without_rng_draw
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 
 

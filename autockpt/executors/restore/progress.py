@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from autockpt.executors.state.data.sampler_state import place_in
 from autockpt.executors.state.rng import rng_state
-from autockpt.executors.state.sampler_state import place_in
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 
 GENERATORS = {"python": "Python", "numpy": "numpy", "torch": "torch", "cuda": "GPU"}

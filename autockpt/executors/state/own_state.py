@@ -22,7 +22,11 @@ from torch.optim import Optimizer
 from autockpt.executors.sharding.fqns import ModelNames
 from autockpt.executors.sharding.optimizers import is_divided
 from autockpt.executors.state import state_tree
-from autockpt.executors.state.shuffle_rng import GENERATORS, generator_state, set_generator_state
+from autockpt.executors.state.data.shuffle_rng import (
+    GENERATORS,
+    generator_state,
+    set_generator_state,
+)
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 
 _ONE = torch.zeros(1, dtype=torch.float32, device="cpu")

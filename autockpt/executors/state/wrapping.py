@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from autockpt.executors.state.loader_rng import preserve_rng
+from autockpt.executors.state.data.loader_rng import preserve_rng
 from autockpt.values.errors import ConfigError
 
 OPTIMIZER_WRAPPERS = {

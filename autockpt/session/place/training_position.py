@@ -15,8 +15,8 @@ from typing import Any
 
 from autockpt.executors.linux.signal_errors import is_from_handler
 from autockpt.executors.restore.resume import Resumed
-from autockpt.executors.state.data_position import DataPosition
-from autockpt.executors.state.epoch_loader import EpochLoader
+from autockpt.executors.state.data.data_position import DataPosition
+from autockpt.executors.state.data.epoch_loader import EpochLoader
 from autockpt.executors.state.rng import rng_mark, set_rng_state
 from autockpt.executors.storage.directory.records import lossy_notice
 from autockpt.session.base import RankState

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from autockpt.executors.state.data.shuffle_rng import generator_state
 from autockpt.executors.state.rng import python_state
-from autockpt.executors.state.shuffle_rng import generator_state
 from autockpt.session.boundaries.loop_ahead import NAMED_LOOPS, is_loop_ahead
 from autockpt.session.place.script.generators import ScriptGenerators
 from tests.support import trainings

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autockpt.executors.state.epoch_loader import EpochLoader
+from autockpt.executors.state.data.epoch_loader import EpochLoader
 from autockpt.session.place.script.frames import CONVERTS, SHOWS, name_of, script_frames
 
 MOST_SHOWN = 4

@@ -3,7 +3,7 @@
 A script may draw from a `torch.Generator`, a `random.Random` or numpy's beside the global ones.
 They stand in variables, in objects of its own, in modules of a model.  They are looked for until
 the loop begins, because a script may build them, and draw its data from them, behind `attach`.
-Attached loaders keep theirs by themselves (`executors/state/shuffle_rng.py`).
+Attached loaders keep theirs by themselves (`executors/state/data/shuffle_rng.py`).
 """
 
 import os
@@ -18,8 +18,12 @@ import torch
 
 from autockpt.executors.linux.signal_errors import is_from_handler
 from autockpt.executors.state import state_tree
+from autockpt.executors.state.data.shuffle_rng import (
+    GENERATORS,
+    generator_state,
+    set_generator_state,
+)
 from autockpt.executors.state.rng import generator_mark
-from autockpt.executors.state.shuffle_rng import GENERATORS, generator_state, set_generator_state
 from autockpt.session.place.script.frames import is_script_file
 from autockpt.session.place.script.objects import inside
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from autockpt.executors.restore.progress import GENERATORS, Merged, merge_progress, rng_for
-from autockpt.executors.state.data_position import DataPosition
+from autockpt.executors.state.data.data_position import DataPosition
 from autockpt.executors.state.rng import rng_state, set_rng_state
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 from tests.unit.executors.sharding.jobs import Job, shared

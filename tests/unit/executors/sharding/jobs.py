@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from autockpt.executors.restore.progress import merge_positions
 from autockpt.executors.state import state_tree
-from autockpt.executors.state.data_position import DataPosition
+from autockpt.executors.state.data.data_position import DataPosition
 
 Make = Callable[[int, int], Any]
 """Rank and world size to a loader."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler
 
 from autockpt.executors.restore.progress import merge_positions
-from autockpt.executors.state.data_position import DataPosition
+from autockpt.executors.state.data.data_position import DataPosition
 from autockpt.executors.state.rng import rng_state, set_rng_state
 from autockpt.values.errors import ConfigError
 from tests.unit.executors.sharding.jobs import Job, Make, position_batches, shared, stored

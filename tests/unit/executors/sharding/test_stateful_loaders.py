@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
-from autockpt.executors.state.data_position import DataPosition
+from autockpt.executors.state.data.data_position import DataPosition
 from autockpt.values.errors import ConfigError
 from examples.gpt.train import TextLoader
 from tests.unit.executors.sharding.jobs import Job

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from autockpt.executors.snapshot.optimizer_hooks import OptimizerHooks
-from autockpt.executors.state.data_position import DataPosition
+from autockpt.executors.state.data.data_position import DataPosition
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.state.rng import rng_state, set_rng_state
 from autockpt.executors.state.wrapping import unattached_schedulers

@@ -363,7 +363,7 @@ COUNTING = """
 def test_a_count_of_batches_that_begins_at_0_is_named(loader: str, use: str, begins: str) -> None:
     """If the loop does more with it than to show it; adapters' loaders are known as well."""
     scope = f"""
-    from autockpt.executors.state.epoch_loader import EpochLoader
+    from autockpt.executors.state.data.epoch_loader import EpochLoader
     from autockpt.integrations.engines.deepspeed import EngineLoader
     from torch.utils.data import DataLoader
     from types import SimpleNamespace

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from autockpt.executors.state.data_position import DataPosition
-from autockpt.executors.state.loader_rng import preserve_rng
+from autockpt.executors.state.data.data_position import DataPosition
+from autockpt.executors.state.data.loader_rng import preserve_rng
 from autockpt.executors.state.rng import rng_state, set_rng_state
 from tests.unit.executors.sharding.jobs import stored
 

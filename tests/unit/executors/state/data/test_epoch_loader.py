@@ -14,7 +14,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from autockpt.executors.state.epoch_loader import EpochLoader
+from autockpt.executors.state.data.epoch_loader import EpochLoader
 from autockpt.executors.state.rng import rng_state, set_rng_state
 from autockpt.values.errors import ConfigError
 from tests.unit.executors.sharding.jobs import stored

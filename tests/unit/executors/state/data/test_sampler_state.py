@@ -15,7 +15,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from autockpt.executors.state.sampler_state import (
+from autockpt.executors.state.data.sampler_state import (
     EpochOrder,
     Place,
     Share,

@@ -10,7 +10,7 @@ it, and later passes begin there too.  Its order is drawn by its own seed.  So a
 epoch's batches again, and passes over them.
 
 With another number of replicas, or another batch size, the position is a number of samples.  The
-remaining samples of the epoch's order are distributed anew (`state/sampler_state.py`).
+remaining samples of the epoch's order are distributed anew (`state/data/sampler_state.py`).
 """
 
 import copy
@@ -20,9 +20,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from autockpt.executors.state import sampler_state
-from autockpt.executors.state.live_state import Stateful
-from autockpt.executors.state.loader_rng import (
+from autockpt.executors.state.data import sampler_state
+from autockpt.executors.state.data.loader_rng import (
     forget,
     is_streamed,
     is_torchdata,
@@ -30,8 +29,7 @@ from autockpt.executors.state.loader_rng import (
     preserve_rng,
     seeds_of,
 )
-from autockpt.executors.state.rng import rng_state, set_rng_state
-from autockpt.executors.state.sampler_state import (
+from autockpt.executors.state.data.sampler_state import (
     EpochOrder,
     Place,
     Share,
@@ -39,7 +37,7 @@ from autockpt.executors.state.sampler_state import (
     place_of,
     sampler_of,
 )
-from autockpt.executors.state.shuffle_rng import (
+from autockpt.executors.state.data.shuffle_rng import (
     changed_values,
     data_generators,
     generator_state,
@@ -52,6 +50,8 @@ from autockpt.executors.state.shuffle_rng import (
     shuffle_of,
     values_of,
 )
+from autockpt.executors.state.live_state import Stateful
+from autockpt.executors.state.rng import rng_state, set_rng_state
 from autockpt.executors.state.wrapping import require_iterates, unwrapped_loader
 from autockpt.values.errors import ConfigError
 from autockpt.values.record import from_data, to_data

@@ -23,7 +23,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from autockpt.executors.state.data_position import DataPosition
+from autockpt.executors.state.data.data_position import DataPosition
 from autockpt.executors.state.rng import rng_state, set_rng_state
 from autockpt.session.place.script.generators import ScriptGenerators
 from autockpt.values.errors import ConfigError

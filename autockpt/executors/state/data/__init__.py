@@ -1,0 +1,1 @@
+"""The position in the data: loaders, their samplers, and the generators that shuffle."""
