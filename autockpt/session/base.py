@@ -65,6 +65,8 @@ class RankState:
         self.step = 0
         self.start_step = 0
         """The step at which this process began."""
+        self.optimizer_steps = 0
+        """Steps of attached optimizers in this process."""
         self.total: int | None = None
         """The last step, where it is known: it is always made durable."""
         self.open = 0

@@ -111,6 +111,8 @@ class Saver:
         self._trial: Trial | None = None
         """The newest snapshot of a comparison, until its cost is known."""
         self._undue = _undue(rank.plan, rank.total, 1, -1)
+        self._is_put_off = False
+        """The boundary before ended an epoch, and the checkpoint due there waits for this one."""
         self._changing_path = changing_tensors.path_of(rank.job.run_directory, rank.job.rank)
         self._changing = set(changing_tensors.read(self._changing_path))
         """Names of tensors of which some process of this rank found that."""
@@ -144,7 +146,7 @@ class Saver:
     def _is_undue(self, step: int) -> bool:
         """No tier is due at this boundary for certain; asked several times in each iteration."""
         rank = self._rank
-        if rank.open or rank.supersedes or self.wanted_step == step:
+        if rank.open or self._is_put_off or rank.supersedes or self.wanted_step == step:
             return False
         known, window = self._undue, self._iterations.accumulation.window
         if (
@@ -172,7 +174,8 @@ class Saver:
 
     def _is_reached(self, step: int, tier: str) -> bool:
         """At this boundary, or at one since the last that a checkpoint could be of."""
-        return self._rank.plan.is_due(tier, step, since=step - 1 - self._rank.open)
+        since = step - 1 - self._rank.open - self._is_put_off
+        return self._rank.plan.is_due(tier, step, since=since)
 
     def is_disk_due(self, step: int) -> bool:
         """It is to be durable."""
@@ -668,8 +671,23 @@ class Saver:
             )
         self._withdraw_asked(step, f"gradients are being accumulated; {t.WITHDRAWN}")
 
+    def waits_for_epoch(self, step: int) -> bool:
+        """The checkpoint that is due here is made at the next boundary, in the next epoch.
+
+        Else the first loop of a restart would have no batch, and a script may divide by that
+        number.
+        """
+        waited, self._is_put_off = self._is_put_off, False
+        if waited or self._is_wanted(step) or self._is_last(step):
+            return False
+        if self._position.is_at_epoch_end:
+            self._is_put_off = True
+            self._withdraw_asked(step, f"the epoch ends here; {t.WITHDRAWN}")
+        return self._is_put_off
+
     def skip_undue(self, step: int) -> None:
         """No checkpoint is due at this boundary."""
+        self._is_put_off = False
         if self.is_disk_due(step):
             limit = self._rank.plan.staging.in_flight
             self._rank.report_skip(step, f"{limit} checkpoints are on their way to storage already")

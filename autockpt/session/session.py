@@ -44,9 +44,9 @@ from autockpt.session.endings.stopping import Stopper
 from autockpt.session.job import Job
 from autockpt.session.keeper_news import KeeperNews
 from autockpt.session.place.initial_weights import InitialWeights
-from autockpt.session.place.passed_loops import PassedLoops
 from autockpt.session.place.place_check import PlaceCheck
 from autockpt.session.place.position import framework_of
+from autockpt.session.place.repeated_work import RepeatedWork
 from autockpt.session.place.replay_check import ReplayCheck
 from autockpt.session.place.script.frames import is_only_shown, is_within_loop
 from autockpt.session.place.training_position import ONLY, Extra, Restored, TrainingPosition
@@ -92,7 +92,11 @@ class Session:
         self._place = PlaceCheck(rank, position, closing, self, data, deferred=deferred)
         stopper = self._stopper = Stopper(rank, saver, last, closing, plans.switch)
         replay = self._replay = ReplayCheck(rank)
-        self._passed = PassedLoops(rank, position)
+        self._repeated = RepeatedWork(rank, position)
+        position.asks_epoch, position.goes_on = (
+            self._repeated.epoch_asked, self._repeated.epoch_goes_on
+        )  # fmt: skip
+        position.begins = self._repeated.forget
         self._is_in_loop = False
         """The script runs the body of `batches` or `steps`."""
         self._boundaries = closing.loop = Boundaries(
@@ -145,6 +149,7 @@ class Session:
         alone, and with several of `loader`: each of those has its own `epoch`.
         """
         self._place.has_asked = True
+        self._repeated.epoch_asked(sys._getframe(1))
         return self._position.epoch
 
     def batches(self, total: int, *, until: int | None = None) -> Iterator[tuple[int, Any]]:
@@ -173,12 +178,12 @@ class Session:
         self._begin_loop(total)
         rank, end = self._rank, total if until is None else min(total, until)
         if rank.step >= end:
-            self._passed.passed()
+            self._repeated.passed()
         if until is not None or rank.step >= total:
             self._position.begin_loop((total if until is None else until) - rank.step)
         while rank.step < end and not self._stopper.has_stopped:
             step = rank.step
-            self._passed.begins()
+            self._repeated.begins()
             if not self._position.has_begun:
                 self._begin_training()
             self._let_build()
@@ -381,14 +386,14 @@ class Session:
     def loader(
         self, dataloader: Any, *, ahead: int = 0, name: str = ONLY, replace: bool = False
     ) -> EpochLoader:
-        """The loader, iterated by a loop of one's own: one pass is one epoch.
+        """The loader, iterated by a loop of one's own: one pass that trains is one epoch.
 
         After a restart its first pass is the rest of the epoch under way, in the order of then;
         `loader.epoch` is that epoch's number.  A checkpoint may be made behind an epoch's last
         batch.  If the loop had asked for one batch more, as a `for` does, the first pass is the
         next epoch; else it gives no batch.  `ahead`: batches that a framework fetches before it
         trains the one that it has.  `name`: of each loader, where there are several.  `replace`: it
-        takes the place of one of that name, which is iterated no more.
+        takes the place of one of that name, which is iterated no more, at its epoch.
 
         Raises ConfigError for a loader that cannot be resumed at a batch.
         """

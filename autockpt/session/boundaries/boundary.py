@@ -118,7 +118,9 @@ class Boundaries:
             if self._iterations.is_round_over():
                 if self._position.loaders and not self._iterations.has_fetched:
                     self._warn_of_carried_batch()
+                fetched = set(self._iterations.fetched)
                 self._end_round(self._iterations.before_next)
+                self._iterations.fetched |= fetched  # for the iteration that begins here
             self._unseen_rounds = 0
             self._iterations.note_forward()
 
@@ -247,6 +249,7 @@ class Boundaries:
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         name = self._rank.live.stepped(optimizer)
+        self._rank.optimizer_steps += 1
         if not self._rank.owns_boundary:
             self._rank.live.module_state.note()
         if not self._rank.is_closed:
@@ -321,6 +324,8 @@ class Boundaries:
                 self._saver.skip_undue(step)
             elif not whole:
                 self._saver.put_off(step)
+            elif self._saver.waits_for_epoch(step):
+                pass
             elif here:
                 disk, generation = self._saver.is_disk_free(step), self._rank.generation(step)
                 if self._saver.begin(generation, disk=disk, before=before):

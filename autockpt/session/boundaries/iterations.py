@@ -94,9 +94,9 @@ class Iterations:
         self.is_within = self.has_fetched = False
 
     def forget_fetches(self) -> None:
-        """A model is evaluated: the batches were for that."""
+        """A model is evaluated: batches of loaders that have not fed the training were for that."""
         if not self.is_within:
-            self.fetched.clear()
+            self.fetched &= self._feeding
 
     def skip(self) -> None:
         """Skip the ended stretch, which is no iteration: the loop is still waited for."""

@@ -3,7 +3,9 @@
 docs/howto/frameworks/adapters.md says which moment is the right one.
 """
 
+import contextlib
 import copy
+import itertools
 import json
 import sys
 import threading
@@ -12,6 +14,8 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from autockpt.executors.linux.signal_errors import is_from_handler
 from autockpt.executors.restore.resume import Resumed
@@ -81,6 +85,8 @@ class TrainingPosition:
         self._resumed_rng: Any = None
         """Put back by `attach`, and again where the loop begins: a script may have drawn meanwhile,
         as it does at every start.  None: it is not known to belong there."""
+        self._passed_rng: Any = None
+        """The same, while a pass over a loader has begun that may train nothing."""
         self.was_over = False
         """The checkpoint is of a loop's end: random numbers go on as the script then draws."""
         self._over_rng: Any = None
@@ -97,6 +103,12 @@ class TrainingPosition:
         )
         self.watch_fetch: Callable[[str], None] = lambda loader: None
         """As `fetches` of an `EpochLoader`, with the name of one of `loaders`."""
+        self.asks_epoch: Callable[[types.FrameType], None] = lambda frame: None
+        """Called where the script asks one of `loaders` for its epoch; and"""
+        self.goes_on: Callable[[], None] = lambda: None
+        """where the rest of an epoch begins, with random numbers as they are; and"""
+        self.begins: Callable[[], None] = lambda: None
+        """when the training begins."""
         self._known_nan: list[str] = []
         """As `LiveState.known_nan`, in order."""
         rank.live.dry_encode({} if self.data is None else {"data": self.data.require_state()})
@@ -127,6 +139,18 @@ class TrainingPosition:
             return None if self.data is None else self.data.state()
         places = {name: loader.state() for name, loader in self.loaders.items()}
         return places[ONLY] if list(places) == [ONLY] else {"loaders": places}
+
+    @property
+    def is_within_epoch(self) -> bool:
+        """The script's loop, or one of ours, goes on within an epoch."""
+        if self.data is not None:
+            return self.data.index > 0 and self.data.left != 0
+        return not self._deferred and any(one.is_within for one in self.loaders.values())
+
+    @property
+    def is_at_epoch_end(self) -> bool:
+        """A loader of the script's loop has no batch left in this epoch."""
+        return not self._deferred and any(one.is_at_end for one in self.loaders.values())
 
     @property
     def epoch(self) -> int:
@@ -215,6 +239,7 @@ class TrainingPosition:
         generators = self._generators
         if begins:
             self._resumed_rng = None
+            self.begins()
         is_early = self._deferred and not (trains and self._saved_rng is None)
         if generators.has_begun or is_early:
             return
@@ -262,9 +287,28 @@ class TrainingPosition:
         if self._deferred and not self._generators.has_begun:
             self._look(sys._getframe(1))
 
+    def _training_mark(self) -> Any:
+        """Another one when an optimizer has stepped, an iteration ended, or gradients came."""
+        rank = self._rank
+        if rank.is_closed or not self.is_own_thread:
+            return object()  # not known: each pass counts
+        grads = (p.grad for m in rank.live.models.values() for p in m.parameters())
+        with contextlib.suppress(RuntimeError):  # tensors of inference count no writes
+            marks = [(id(one), one._version) for one in grads if one is not None]
+            return rank.optimizer_steps, rank.step, marks
+        return rank.optimizer_steps, rank.step
+
+    def _begin_again(self) -> None:
+        """The resumed epoch begins once more, behind a pass that trained nothing.
+
+        Random numbers that were drawn meanwhile are of no iteration.
+        """
+        if self._passed_rng is not None:
+            self._resumed_rng, self._passed_rng = self._passed_rng, None
+
     def _begin_pass(self) -> None:
         """A loader's first batch is asked for, and the script will draw with it."""
-        self._resumed_rng = None
+        self._passed_rng, self._resumed_rng = self._resumed_rng, None
         if not self._generators.has_begun:
             self._look(sys._getframe(1))
             self._generators.has_drawn = True
@@ -277,24 +321,51 @@ class TrainingPosition:
             raise ConfigError(
                 "ckpt.loader(): attach(data=...) has a loader already; leave `data` out of attach"
             )
-        if name in self.loaders and not replace:
-            raise ConfigError(f"ckpt.loader(name={name!r}): there is one of that name already")
+        former = self.loaders.get(name)
+        if former is not None and not replace:
+            raise ConfigError(
+                f"ckpt.loader(name={name!r}): there is one of that name already. Give this one a "
+                f'name of its own: ckpt.loader(..., name="{self._free_name(name)}"). Or '
+                f"{'' if name == ONLY else f'name={name!r}, '}replace=True, where it goes on in "
+                "the place of that one"
+            )
 
         def begin() -> None:
             self.finish_restore()
             if loader.resumes:  # at an epoch's edge the script may seed between two passes
+                self.goes_on()
                 self.put_random_back()
 
-        loader = EpochLoader(
+        rank = self._rank
+        judged: dict[str, Any] = {}
+        if not (ahead or self._deferred):  # a loop of a framework's trains in each pass
+            judged = {
+                "mark": self._training_mark, "evaluates": lambda: not torch.is_grad_enabled(),
+                "again": self._begin_again, "empty": lambda: self._end_others(name),
+                "say": lambda text: rank.report_degraded("loop", text),
+            }  # fmt: skip
+        loader: EpochLoader = EpochLoader(
             dataloader, ahead=ahead, begin=begin, first=self._begin_pass,
             fetches=lambda: self.watch_fetch(name),
+            asks_epoch=lambda frame: self.asks_epoch(frame), **judged,
         )  # fmt: skip
         saved = self._saved_places.pop(name, None)
         if saved is not None:
-            loader.load(saved)
+            loader.load_if_same(saved)
             self._say_of_reading(loader.place)
+        elif former is not None:
+            loader.take_over(former)
         self.loaders[name] = loader
         return loader
+
+    def _free_name(self, name: str) -> str:
+        numbered = (f"{name}{number}" for number in itertools.count(2))
+        return next(one for one in numbered if one not in self.loaders)
+
+    def _end_others(self, name: str) -> None:
+        for other, loader in self.loaders.items():
+            if other != name:
+                loader.end_with_another()
 
     def _take_extra(self, resumed: Resumed) -> None:
         progress = resumed.progress or {}

@@ -1,12 +1,20 @@
 """A loader that knows its place and its shuffle, while the loop is another's.
 
-One pass is one epoch.  A framework may fetch batches ahead of the training (accelerate does: one):
+One pass is one epoch, if it trains.  A pass that trains nothing (an evaluation, a look at a batch)
+gives its place back, and a pass around it goes on.
+
+A framework may fetch batches ahead of the training (accelerate does: one):
 at a boundary those belong to the iterations that come.  The generators' states before each such
 fetch are kept, so that a resumed pass fetches the same batches under the same random numbers.
 """
 
+import dis
+import sys
+import types
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from autockpt.executors.state.data.data_position import DataPosition
@@ -25,6 +33,38 @@ class _Fetch(NamedTuple):
     """States of the generators that loading a sample draws from, by name."""
 
 
+class _Standing(NamedTuple):
+    """A loader in front of a pass, which may turn out to train nothing."""
+
+    place: dict[str, Any]
+    """Attributes of the position."""
+    own: dict[str, Any]
+    """Attributes of the loader, as far as a pass changes them."""
+
+
+@dataclass(slots=True, eq=False)
+class _Pass:
+    """One pass, while its iterator lives."""
+
+    mark: Any
+    """The mark of the training when the pass began."""
+    front: _Standing | None
+    """The loader in front of it; None: the pass has trained, and is an epoch."""
+    is_rest: bool = False
+    """It is the rest of the epoch that a checkpoint was made in."""
+    in_loop: bool | None = None
+    """A `for` asks for its batches, and not `next`; None: no batch was asked for."""
+    is_over: bool = False
+    """Its iterator is gone."""
+    batches: int = 0
+    """Batches that it handed out."""
+    is_given_back: bool = False
+    """It trained nothing, and the loader stands where it stood in front of it."""
+
+
+_OF_A_PASS = ("_under_way", "_ended", "_trained", "_current")
+
+
 class EpochLoader:
     """Iterates a loader one epoch a pass; looks like that loader in every other way."""
 
@@ -36,13 +76,25 @@ class EpochLoader:
         begin: Callable[[], None],
         first: Callable[[], None] = lambda: None,
         fetches: Callable[[], None] = lambda: None,
+        asks_epoch: Callable[[types.FrameType], None] = lambda frame: None,
+        mark: Callable[[], Any] = object,
+        evaluates: Callable[[], bool] = lambda: False,
+        again: Callable[[], None] = lambda: None,
+        empty: Callable[[], None] = lambda: None,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         """`ahead`: batches that the framework fetches before it trains the one that it has; with
         more than one it says `trained` at each boundary.
 
         `begin()` is called once, before the first batch of a resumed training is fetched, and
         `first()` behind it; in each training before the first batch.  `fetches()` is called
-        before an epoch begins, and before each batch is fetched.
+        before an epoch begins, and before each batch is fetched.  `asks_epoch()` is called where
+        the script reads `epoch`.
+
+        `mark()` is another one when the training has gone on: a pass during which it stays trains
+        nothing.  `evaluates()`: a pass that begins now trains nothing.  `again()` is called where
+        the resumed epoch begins once more, behind a pass that gave it back, and `empty()` where it
+        has no batch left.  `say` gets notices.
         Raises ConfigError for a loader that cannot be resumed at a batch.
         """
         if ahead < 0:
@@ -52,6 +104,10 @@ class EpochLoader:
             _place=place, _ahead=ahead, _begin=begin, _before=deque(maxlen=ahead + 1),
             _under_way=False, _resumed=None, _asked=False,
             _trained=None, _ended=False, _first=first, _fetches=fetches, left_after=0,
+            _training=mark, _evaluates=evaluates, _again=again, _empty=empty, _say=say,
+            _asks_epoch=asks_epoch,
+            _current=None, _loaded=None, _is_left=False, _unstarted=None, _ends_with_another=False,
+            _asks=set(), _other_data=None,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ the public face
@@ -60,6 +116,7 @@ class EpochLoader:
     def epoch(self) -> int:
         """The epoch that the next pass is, or goes on with; where a loop over epochs begins."""
         self.__dict__["_asked"] = True
+        self._asks_epoch(sys._getframe(1))
         return int(self._place.epoch)
 
     @property
@@ -68,18 +125,32 @@ class EpochLoader:
 
         For a loop that counts: `enumerate(loader, loader.first_batch)`.
         """
+        self._require_same_data()
+        if self._resumed is not None and self._asks_again(sys._getframe(1)):
+            self.end_epoch()
         is_whole = self._resumed is None or not self._place.under_way
         return 0 if is_whole else int(self._place.index)
 
     def __iter__(self) -> Iterator[Any]:
         """The rest of the epoch that a checkpoint was made in, else a whole one."""
+        if self._evaluates():
+            return self._evaluation(iter(self._place.loader), _TRAINS_WITHOUT_GRADIENTS)
+        self._require_same_data()
+        if self._is_within_loop():
+            return self._evaluation(iter(self._place.loader), _SIDE_BY_SIDE)
+        self._settle(None)
+        if self._ends_with_another and self._unstarted() is None:
+            self.end_epoch()
         if self._resumed is not None:
             # Lazily: frameworks make iterators while they are set up, before the state is final.
-            return self._resumed_pass()
+            made = self._resumed_pass()
+            self.__dict__["_unstarted"] = weakref.ref(made)
+            return made
+        front = self._standing()
         self.end_left_epoch()
-        self.__dict__["_under_way"] = True
         self._fetches()
-        return self._pass(self._place.begin())
+        current = self._enter(front)
+        return self._pass(self._place.begin(), current)
 
     @property
     def place(self) -> DataPosition:
@@ -93,6 +164,7 @@ class EpochLoader:
 
     def end_epoch(self) -> None:
         """The loop has left this epoch, though the loader may have had more."""
+        self._settle(None)
         if self._under_way or self._resumed is not None:
             self.__dict__["_resumed"] = None
             self._next_epoch()
@@ -102,6 +174,16 @@ class EpochLoader:
         if self._under_way and self._resumed is None:
             self.__dict__["left_after"] = self._place.index
             self._next_epoch()
+
+    @property
+    def is_within(self) -> bool:
+        """The next pass goes on within an epoch, behind its first batch."""
+        return self.resumes and self._place.index > 0 and self._place.left != 0
+
+    @property
+    def is_at_end(self) -> bool:
+        """The epoch under way has no batch left; False where that is not known."""
+        return bool(self._under_way and not self._ahead and self._place.left == 0)
 
     @property
     def resumes(self) -> bool:
@@ -136,6 +218,8 @@ class EpochLoader:
 
     def state(self) -> dict[str, Any]:
         """The place as of now: behind the batch that the training has had."""
+        if self._is_idle():
+            return self._state_in_front()
         place = self._place
         if self._ahead > 1 and self._trained is None:
             raise ConfigError(
@@ -157,10 +241,48 @@ class EpochLoader:
 
     def load(self, state: dict[str, Any]) -> None:
         """Takes back what `state` gave; the next pass goes on from there."""
+        self.__dict__["_other_data"] = None
         self._place.load(state)
         fetches = state.get("fetches", ())
         drawing = state.get("fetches_drawing") or [{}] * len(fetches)
         self.__dict__["_resumed"] = list(zip(fetches, drawing, strict=True))
+        self.__dict__["_loaded"] = state
+
+    def load_if_same(self, state: dict[str, Any]) -> None:
+        """As `load`; where the data are other ones, the error waits until a batch is asked for.
+
+        A script that has other data in each epoch replaces this loader until then.
+        """
+        try:
+            self.load(state)
+        except ConfigError as error:
+            self.__dict__.update(_loaded=state, _other_data=error)
+            self._place.epoch = state["epoch"]
+
+    def _require_same_data(self) -> None:
+        if self._other_data is not None:
+            raise self._other_data
+
+    def end_with_another(self) -> None:
+        """The rest of another loader's epoch had no batch, as in `zip(other, this)`.
+
+        A resumed pass of this one that the script has begun ends with that epoch.
+        """
+        if self._resumed is None:
+            self._keep_pass()
+        elif self._unstarted is not None and self._unstarted() is not None:
+            self.__dict__["_ends_with_another"] = True
+
+    def take_over(self, former: "EpochLoader") -> None:
+        """This one goes on in the place of another, which is iterated no more."""
+        former._settle(None)
+        self.__dict__["_asked"] = former._asked
+        if former._resumed is not None or former._other_data is not None:
+            self.load_if_same(former._loaded)
+            return
+        if former._under_way:
+            former._next_epoch()
+        self._place.epoch = former._place.epoch
 
     @property
     def asked(self) -> bool:
@@ -174,60 +296,201 @@ class EpochLoader:
 
     # ------------------------------------------------------------------ a pass
 
-    def _resumed_pass(self) -> Iterator[Any]:
+    def _resumed_pass(self) -> Generator[Any]:
+        if self._resumed is not None and self._asks_again(sys._getframe(1)):
+            self.end_epoch()
+        if self._resumed is None:
+            yield from self
+            return
+        in_loop = not _is_call(sys._getframe(1))
+        if not in_loop and not self._resumed and self._place.under_way and self._place.left == 0:
+            yield from self._evaluation(iter(self._place.loader), _TRAINS_IN_A_LOOK)
+            return
+        if self._is_left:
+            self.__dict__["_is_left"] = False
+            self._again()
+        front = self._standing()
         self._begin()
-        fetches, self.__dict__["_resumed"] = self._resumed or [], None
+        fetches, self.__dict__["_resumed"] = self._resumed, None
         self._begin_first()
-        place, now = self._place, rng_state()
-        drawn = place.drawn()
-        self.__dict__["_under_way"] = True
-        within = place.under_way
-        iterator = place.begin_again() if place.is_undrawn else place.begin()
-        if within:
-            set_rng_state(now)
-        for rng, drawing in fetches:
-            self._note(_Fetch(rng, self._own_state(), drawing))
-            set_rng_state(rng)
-            place.draw_on(drawing)
-            if not place.index:
-                place.draw()
-            batch = next(iterator, _NOTHING)
-            place.tell_sampler_as_then()
-            set_rng_state(now)
-            place.draw_on(drawn)
-            if batch is _NOTHING:
-                raise ConfigError(
-                    f"data: the epoch ends after {place.index} batches, and the checkpoint was "
-                    "made with more; give the loader the data set of the checkpoint"
-                )
-            place.index += 1
-            yield place.moved(batch)
-        yield from self._pass(iterator)
+        current = self._enter(front, is_rest=True)
+        current.in_loop = in_loop
+        try:
+            place, now = self._place, rng_state()
+            drawn = place.drawn()
+            within = place.under_way
+            iterator = place.begin_again() if place.is_undrawn else place.begin()
+            if within:
+                set_rng_state(now)
+            for rng, drawing in fetches:
+                self._note(_Fetch(rng, self._own_state(), drawing))
+                set_rng_state(rng)
+                place.draw_on(drawing)
+                if not place.index:
+                    place.draw()
+                batch = next(iterator, _NOTHING)
+                place.tell_sampler_as_then()
+                set_rng_state(now)
+                place.draw_on(drawn)
+                if batch is _NOTHING:
+                    raise ConfigError(
+                        f"data: the epoch ends after {place.index} batches, and the checkpoint was "
+                        "made with more; give the loader the data set of the checkpoint"
+                    )
+                place.index += 1
+                current.batches += 1
+                yield place.moved(batch)
+        except BaseException:
+            self._leave(current)
+            raise
+        yield from self._pass(iterator, current)
 
-    def _pass(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        self._begin_first()
-        place = self._place
-        number = place.epoch
-        while True:
-            self._fetches()
-            if self._ahead:
-                self._note(_Fetch(rng_state(), self._own_state(), place.drawn()))
-            if not place.index:
-                place.draw()
-            batch = next(iterator, _NOTHING)
-            place.tell_sampler_as_then()
-            if place.epoch != number:
-                return  # another pass has begun meanwhile
-            if batch is _NOTHING:
-                left = 0 if self._trained is None else place.index - self._trained
+    def _pass(self, iterator: Iterator[Any], current: _Pass) -> Iterator[Any]:
+        if current.in_loop is None:
+            current.in_loop = not _is_call(sys._getframe(1))
+        try:
+            self._begin_first()
+            place = self._place
+            while True:
+                if not self._is_current(current):
+                    if not current.is_given_back:
+                        return  # another pass has begun meanwhile, and is the training's
+                    self._say(_SIDE_BY_SIDE)
+                    yield from map(place.moved, iterator)
+                    return
+                self._fetches()
                 if self._ahead:
-                    self._before.pop()  # no batch came
-                self.__dict__["_ended"] = True
-                if left <= 0:
-                    self._next_epoch()
-                return
-            place.index += 1
+                    self._note(_Fetch(rng_state(), self._own_state(), place.drawn()))
+                if not place.index:
+                    place.draw()
+                batch = next(iterator, _NOTHING)
+                place.tell_sampler_as_then()
+                if not self._is_current(current):
+                    return
+                if batch is _NOTHING:
+                    self._end_pass(current)
+                    return
+                place.index += 1
+                current.batches += 1
+                yield place.moved(batch)
+        finally:
+            self._leave(current)
+
+    def _end_pass(self, current: _Pass) -> None:
+        """The loader has no batch more."""
+        left = 0 if self._trained is None else self._place.index - self._trained
+        if self._ahead:
+            self._before.pop()  # no batch came
+        self.__dict__["_ended"] = True
+        if current.batches and self._is_idle():
+            self._give_back()
+            return
+        if self._place.index and not current.batches:
+            self._empty()
+        if left <= 0:
+            self._next_epoch()
+
+    def _asks_again(self, frame: types.FrameType) -> bool:
+        """The script has been here, and left the rest of the epoch: its loop wants the next one."""
+        here = _stack(frame)
+        if self._is_left and here in self._asks:
+            return True
+        self._asks.add(here)
+        return False
+
+    def _is_within_loop(self) -> bool:
+        """The body of a `for` over a pass runs, so another pass that begins is none of its own."""
+        current = self._current
+        return current is not None and bool(current.in_loop) and not current.is_over
+
+    def _evaluation(self, iterator: Iterator[Any], notice: str) -> Iterator[Any]:
+        """All batches.  The epoch under way goes on behind it, and a resumed one waits."""
+        place, mark = self._place, self._training()
+        for batch in iterator:
             yield place.moved(batch)
+            if self._training() != mark:
+                self._say(notice)
+        if not place.by_index:
+            self._say_of_own_state()
+
+    # ------------------------------------------------------------------ passes that train nothing
+
+    def _standing(self) -> _Standing:
+        own = {name: self.__dict__[name] for name in _OF_A_PASS}
+        own["_before"] = self._before.copy()
+        return _Standing(vars(self._place).copy(), own)
+
+    def _stand_at(self, standing: _Standing) -> None:
+        vars(self._place).clear()
+        vars(self._place).update(standing.place)
+        self.__dict__.update(standing.own)
+
+    def _enter(self, front: _Standing, *, is_rest: bool = False) -> _Pass:
+        """A pass begins."""
+        current = _Pass(self._training(), front, is_rest)
+        self.__dict__.update(_under_way=True, _ended=False, _current=current)
+        return current
+
+    def _is_idle(self) -> bool:
+        """The pass under way has trained nothing so far."""
+        current = self._current
+        if current is None or current.front is None:
+            return False
+        if self._training() != current.mark:
+            self._keep_pass()
+        return current.front is not None
+
+    def _keep_pass(self) -> None:
+        """The pass under way is an epoch, for good."""
+        if self._current is not None:
+            self._current.front = None
+
+    def _settle(self, current: _Pass | None) -> None:
+        """Passes that trained nothing give their place back, up to that of `current`."""
+        while self._current is not current and self._is_idle():
+            self._give_back()
+
+    def _is_current(self, current: _Pass) -> bool:
+        self._settle(current)
+        return self._current is current
+
+    def _leave(self, current: _Pass) -> None:
+        """The iterator of a pass is gone."""
+        current.is_over = True
+        if self._current is current and self._is_idle():
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """The loader stands where it stood in front of the pass."""
+        current = self._current
+        current.is_given_back = True
+        stood_within = current.front.own["_under_way"] and not self._place.by_index
+        self._stand_at(current.front)
+        if current.is_rest:
+            self.load(self._loaded)
+            self.__dict__["_is_left"] = True
+        elif stood_within:
+            self._say_of_own_state()
+
+    def _say_of_own_state(self) -> None:
+        self._say(
+            "a pass over ckpt.loader within another one trained nothing. This loader says itself "
+            "where it is, and that is the inner pass now. A checkpoint of the outer pass does not "
+            "resume at its batch. Evaluate on a loader of its own"
+        )
+
+    def _state_in_front(self) -> dict[str, Any]:
+        """As `state`, in front of the pass under way."""
+        current = self._current
+        if current.is_rest:
+            loaded: dict[str, Any] = self._loaded
+            return loaded
+        now = self._standing()
+        self._stand_at(current.front)
+        try:
+            return self.state()
+        finally:
+            self._stand_at(now)
 
     def _begin_first(self) -> None:
         first, self.__dict__["_first"] = self._first, None
@@ -243,10 +506,39 @@ class EpochLoader:
 
     def _next_epoch(self) -> None:
         self._before.clear()
-        self.__dict__.update(_under_way=False, _ended=False)
+        self.__dict__.update(
+            _under_way=False, _ended=False, _current=None, _loaded=None, _is_left=False,
+            _ends_with_another=False, _asks=set(),
+        )  # fmt: skip
         if self._trained is not None:
             self.__dict__["_trained"] = 0
         self._place.end_epoch()
 
 
 _NOTHING = object()
+_SIDE_BY_SIDE = (
+    "two passes over one ckpt.loader go on side by side, and its place is that of one of them. "
+    'Give each a loader of its own: ckpt.loader(DataLoader(...), name="second")'
+)
+_TRAINS_WITHOUT_GRADIENTS = (
+    "a pass over ckpt.loader that began under no_grad was taken for an evaluation, and trained. So "
+    "it is no epoch, and no checkpoint has its place. Begin the loop outside of no_grad"
+)
+_TRAINS_IN_A_LOOK = (
+    "the epoch that was resumed has no batch left. A batch that the script asked for by next(...) "
+    "was taken for a look at the data, and trained. Begin each epoch by a `for` loop"
+)
+
+
+def _is_call(frame: types.FrameType) -> bool:
+    """A function that it calls asks for a batch, as `next` or `list`, and not its own loop."""
+    return "CALL" in dis.opname[frame.f_code.co_code[frame.f_lasti]]
+
+
+def _stack(frame: types.FrameType | None) -> tuple[tuple[types.CodeType, int], ...]:
+    """The instructions that the script stands at, innermost first."""
+    found = []
+    while frame is not None:
+        found.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return tuple(found)

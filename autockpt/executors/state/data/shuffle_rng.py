@@ -8,6 +8,7 @@ shuffle the order of the epoch before.
 import contextlib
 import copy
 import dis
+import itertools
 import random
 from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
@@ -53,7 +54,7 @@ def put_back(loader: Any, shuffle: Shuffle, others: dict[str, Any]) -> None:
     for path, sampler in _own_samplers(loader):
         for name, value in others.get("values", {}).get(path, {}).items():
             former = _attributes(sampler).get(name)
-            setattr(sampler, name, value.tolist() if isinstance(former, list) else value)
+            setattr(sampler, name, _as_list(value) if isinstance(former, list) else value)
 
 
 Values = dict[str, dict[str, Any]]
@@ -61,10 +62,10 @@ Values = dict[str, dict[str, Any]]
 
 
 def values_of(loader: Any) -> Values:
-    """Copies of numbers and orders in samplers that are not torch's."""
+    """Copies of numbers and orders, of batches too, in samplers that are not torch's."""
     return {
         path: {
-            name: np.array(value) if type(value) is list else copy.deepcopy(value)
+            name: _as_arrays(value) if type(value) is list else copy.deepcopy(value)
             for name, value in _attributes(sampler).items() if _is_value(value)
         }
         for path, sampler in _own_samplers(loader)
@@ -85,7 +86,9 @@ def changed_values(now: Values, built: Values) -> Values:
 
 def _is_value(value: Any) -> bool:
     if type(value) is list:
-        return all(type(item) is int and abs(item) < 2**63 for item in value)
+        return _are_numbers(value) or all(
+            type(i) in (list, tuple) and _are_numbers(i) for i in value
+        )
     if isinstance(value, np.ndarray):
         return value.dtype.kind in "biuf"
     if isinstance(value, torch.Tensor):
@@ -93,7 +96,31 @@ def _is_value(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
+def _are_numbers(items: Any) -> bool:
+    return all(type(item) is int and abs(item) < 2**63 for item in items)
+
+
+def _as_arrays(items: list[Any]) -> Any:
+    """Numbers as an array; lists or tuples of numbers as one of all, with their lengths."""
+    if _are_numbers(items):
+        return np.array(items)
+    numbers = np.fromiter(itertools.chain.from_iterable(items), dtype=np.int64)
+    are_lists = np.array([type(item) is list for item in items])
+    return {"numbers": numbers, "lengths": np.array([*map(len, items)]), "lists": are_lists}
+
+
+def _as_list(value: Any) -> list[Any]:
+    """The list that `_as_arrays` got."""
+    if not isinstance(value, dict):
+        return list(value.tolist())
+    parts = np.split(value["numbers"], np.cumsum(value["lengths"])[:-1])
+    kinds = zip(parts, value["lists"].tolist(), strict=True)
+    return [part.tolist() if is_list else tuple(part.tolist()) for part, is_list in kinds]
+
+
 def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return all(_is_same(one[name], other[name]) for name in one)
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):

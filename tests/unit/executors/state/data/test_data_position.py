@@ -104,7 +104,8 @@ class InPlace(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         drawn = self.shuffled(self.order)
         self.order = self.order if drawn is None else drawn
-        return iter([int(item) for item in self.order])
+        parts = [item if isinstance(item, list | tuple) else [int(item)] for item in self.order]
+        return iter([item for part in parts for item in part])
 
 
 SHUFFLES: dict[str, Callable[[], Sampler[int]]] = {
@@ -117,6 +118,9 @@ SHUFFLES: dict[str, Callable[[], Sampler[int]]] = {
     "inner torch": lambda: RandomSampler(DATA, generator=seeded()),
     "an epoch's number": Counting,
     "a list in place": lambda: InPlace(list(range(ITEMS)), random.shuffle),
+    "lists in place": lambda: InPlace(
+        [[0, 1], (2,), [3, 4, 5], (), [*range(6, ITEMS)]], random.shuffle
+    ),
     "an array in place": lambda: InPlace(np.arange(ITEMS), np.random.shuffle),
     "a tensor": lambda: InPlace(torch.arange(ITEMS), lambda o: o[torch.randperm(ITEMS)]),
 }

@@ -372,3 +372,38 @@ def test_a_sampler_told_the_next_epoch_early_goes_on(until: int) -> None:
     again = EpochLoader(make(), begin=lambda: None)
     again.load(stored(first.state()))
     assert seen + counted(again, until, 9) == counted(make(), 0, 9)
+
+
+@pytest.mark.parametrize("until", [0, 3])
+def test_a_pass_that_trains_nothing_is_no_epoch(until: int) -> None:
+    """A look at a batch, an evaluation within a pass and one behind it; a resumed epoch waits."""
+    steps: list[Any] = []
+
+    def evaluate(loader: Any) -> None:
+        assert len(list(loader)) == len(loader)
+
+    def train(loader: EpochLoader, stop: int | None = None) -> None:
+        for batch in loader:
+            steps.append((loader.epoch, batch[:, 0].tolist()))
+            if len(steps) == stop:
+                return
+            evaluate(loader)
+
+    loader = EpochLoader(plain(), begin=lambda: None, mark=lambda: len(steps))
+    next(iter(loader))
+    assert loader.epoch == 0
+    if until:
+        train(loader, until)
+        again = EpochLoader(plain(), begin=lambda: None, mark=lambda: len(steps))
+        again.load(stored(loader.state()))
+        loader = again
+        peeked = next(iter(loader))[:, 0].tolist()
+        assert loader.first_batch == until
+        train(loader)
+        assert steps[until][1] == peeked
+    else:
+        train(loader)
+    assert [epoch for epoch, _ in steps] == [0] * len(loader)
+    assert sorted(one for _, samples in steps for one in samples) == list(range(ITEMS))
+    evaluate(loader)
+    assert loader.epoch == 1
