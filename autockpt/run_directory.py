@@ -99,7 +99,7 @@ class RunInfo:
     array_task: str = ""
     """Number of the task in an array of jobs; "": there was none."""
     launch_id: str = ""
-    """Of the newest launch; "" where none of ours started it."""
+    """Of the newest launch of several nodes or ranks; "" where one launcher held the directory."""
     cwd: str = ""
     mode: Literal["run", "profile"] = "run"
     nodes: int = 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autockpt.executors.keeper.launch import keeper_status, launches_here
+from autockpt.executors.keeper.launch import keeper_status, launches_here, other_trainers
 from autockpt.executors.network.discovery import listen_host
 from autockpt.executors.protocol import messages as p
 from autockpt.executors.storage.catalogue import require_found
@@ -149,7 +149,10 @@ def current_job(
             and "AUTOCKPT_RESUME_FROM" not in environment
         ):
             require_found(os.fspath(files.path), files.checkpoints(kept), files.checkpoints(policy))
-        files.write_goal(policy)
+        # A start that is refused, because another one trains here, changes no goal.
+        alone = place.nodes == 1 and policy != kept
+        if not (alone and other_trainers(path, launch_id, within_s=0.0)):
+            files.write_goal(policy)
     decision, profile = files.read_decision(), files.read_profile()
     in_place = decision is None and environment.get("AUTOCKPT_NO_PROFILE") != "1"
     rank, world_size = place.rank, place.world_size

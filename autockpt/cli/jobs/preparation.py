@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -30,12 +31,14 @@ from autockpt.run_directory import (
 )
 from autockpt.values import same_job
 from autockpt.values.arguments import without_secrets
-from autockpt.values.errors import ConfigError, OptionError
+from autockpt.values.errors import ConfigError, DirectoryBusyError, OptionError
 from autockpt.values.generation import Generation
 from autockpt.values.goal import Goal
 from autockpt.values.policy_keys.paths import is_store_url
 from autockpt.values.record import to_json
 
+LOOK_S = 5.0
+"""A run on another machine beats twice in this time, and ranks without a launcher mostly end."""
 WRITTEN_S = 5.0
 """A launcher writes run.json so soon after it has taken the directory."""
 
@@ -354,6 +357,38 @@ def own(script: Script, path: str | None, launching: dict[str, Any]) -> Iterator
         return
     with run.owned():
         yield run
+
+
+def require_free(run: RunDirectory, goal: Goal, launch_id: str) -> None:
+    """Raises DirectoryBusyError where another launch trains in the directory: nothing is changed.
+
+    Launchers of several nodes hold no lock of it, and neither do ranks of torchrun: their keepers
+    would refuse the start later.  A launch that is not seen then is still refused by these.
+    """
+    from autockpt.executors.keeper.launch import other_trainers
+    from autockpt.executors.storage.directory.directory import CheckpointDirectory
+
+    info = run.read_info()
+    if info is None or (launch_id and info.launch_id == launch_id):
+        return  # another node, or another rank, of this launch may have begun to train
+    other = other_trainers(str(run.path), launch_id, within_s=LOOK_S)
+    elsewhere = False
+    if not other and not goal.is_in_store:
+        directory = CheckpointDirectory(run.checkpoints(run.read_goal() or goal))
+        elsewhere = directory.is_held_elsewhere(LOOK_S)
+    if other or elsewhere:
+        where = f"here (launch {other})" if other else "on another machine"
+        raise DirectoryBusyError(
+            f"{run.path}: another launch of this run trains {where}; stop that one first, or name "
+            "another --run-dir"
+        )
+
+
+def launch_of_nodes(launching: dict[str, Any]) -> str:
+    """Return an id that all launchers of a job of several nodes have in common."""
+    names = ("rdzv_backend", "rdzv_endpoint", "rdzv_id")
+    facts = "\n".join(str(launching[name]) for name in names)
+    return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
 
 def prepare(

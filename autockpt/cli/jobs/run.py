@@ -164,10 +164,12 @@ def _launch(request: "Request", console: Console) -> int:
         beside_a_live_job,
         check_directory,
         goal_for,
+        launch_of_nodes,
         own,
         placed,
         prepare,
         profile_of,
+        require_free,
         scale_of,
         write_decision,
     )
@@ -190,7 +192,11 @@ def _launch(request: "Request", console: Console) -> int:
             if elsewhere is None:
                 raise
             return _launch(elsewhere, console)
-        prepare(run, request.script, "run", goal, scale, anew=request.takes)
+        launch_id = ""
+        if scale.nodes > 1:
+            launch_id = launch_of_nodes(request.launching)
+            require_free(run, goal, launch_id)
+        prepare(run, request.script, "run", goal, scale, launch_id, anew=request.takes)
         if not request.fresh:
             bring_back(run, goal, console)
         console.say(f"run directory: {outcome.shown(run.path)}")

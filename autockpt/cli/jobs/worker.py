@@ -15,6 +15,7 @@ from autockpt.cli.jobs.preparation import (
     placed,
     prepare,
     profile_of,
+    require_free,
     scale_of,
     write_decision,
 )
@@ -107,6 +108,7 @@ def _prepare(
     check_directory(request, goal)
     found = profile_of(request, scale, console)
     run = RunDirectory.create(path)
+    require_free(run, goal, launch_id)
     prepare(run, request.script, "run", goal, scale, anew=request.takes)
     if not request.fresh:
         require_back(run, goal, console)

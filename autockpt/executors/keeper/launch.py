@@ -274,6 +274,25 @@ def launches_here(run_directory: str, *, in_memory: bool = False) -> frozenset[s
     )
 
 
+def other_trainers(run_directory: str, launch_id: str, *, within_s: float) -> str:
+    """A launch other than this one whose ranks train in the run on this machine; "": there is none.
+
+    Ranks that have lost their launcher make a last checkpoint: they may take `within_s` to end.
+    """
+    deadline = time.monotonic() + within_s
+    while True:
+        found = (keeper_status(run_directory, node) for node in keeper_directories(run_directory))
+        others = [
+            status.claimed_by.launch_id
+            for status in found
+            if status is not None and status.trainers and status.claimed_by is not None
+            and status.claimed_by.launch_id != launch_id
+        ]  # fmt: skip
+        if not others or time.monotonic() >= deadline:
+            return others[0] if others else ""
+        time.sleep(0.1)
+
+
 def _answers(run_directory: str, node: int) -> bool:
     try:
         connect(run_directory, node, timeout_s=ANSWER_S).close()

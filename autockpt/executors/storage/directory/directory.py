@@ -49,6 +49,7 @@ class CheckpointDirectory:
         self.claim, self.go_on, self.renew = lease.claim, lease.go_on, lease.renew
         self.release, self.heartbeat = lease.release, lease.heartbeat
         self.require_unheld = lease.require_unheld
+        self.is_held_elsewhere = lease.is_held_elsewhere
 
         self.generation_path = commits.generation_path
         self.create_generation = commits.create_generation

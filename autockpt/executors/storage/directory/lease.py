@@ -214,6 +214,19 @@ class Lease:
         if holder is not None:
             self.require_dead(holder)
 
+    def is_held_elsewhere(self, within_s: float) -> bool:
+        """Whether a run whose processes are not visible here shows within this time that it lives.
+
+        Raises StorageError.
+        """
+        holder = self.highest_term()
+        if holder is None or is_visible(holder):
+            return False
+        with storage_error("look for", self.path):
+            if is_there(self._release_mark(holder.term)):
+                return False
+        return self._beats(within_s)
+
     def require_dead(self, holder: TermFile) -> None:
         """Raises DirectoryBusyError while the process of a claim lives, StorageError."""
         left = self._release_mark(holder.term)
@@ -228,15 +241,16 @@ class Lease:
             "another --run-dir"
         )
 
-    def _beats(self) -> bool:
-        """Whether the heartbeat changes within the patience of the storage.
+    def _beats(self, within_s: float | None = None) -> bool:
+        """Whether the heartbeat changes within the patience of the storage, or `within_s`.
 
         Storage that cannot be read says neither.  Raises StorageError.
         """
         path = os.path.join(self.path, "terms", "heartbeat")
         with storage_error("read", path):
             before = read_patiently(path, self._heartbeat_text)
-            deadline = time.monotonic() + self._place.patience_s
+            patience_s = self._place.patience_s if within_s is None else within_s
+            deadline = time.monotonic() + patience_s
             while True:
                 time.sleep(self._place.heartbeat_s / 10)
                 is_over = time.monotonic() >= deadline
