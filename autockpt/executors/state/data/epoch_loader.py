@@ -52,10 +52,8 @@ class _Pass:
     """The loader in front of it; None: the pass has trained, and is an epoch."""
     is_rest: bool = False
     """It is the rest of the epoch that a checkpoint was made in."""
-    in_loop: bool | None = None
-    """A `for` asks for its batches, and not `next`; None: no batch was asked for."""
-    is_over: bool = False
-    """Its iterator is gone."""
+    loop: "tuple[types.CodeType, int, int] | None" = None
+    """The `for` that asks for its batches: code, and the offsets of its body."""
     batches: int = 0
     """Batches that it handed out."""
     is_given_back: bool = False
@@ -136,7 +134,7 @@ class EpochLoader:
         if self._evaluates():
             return self._evaluation(iter(self._place.loader), _TRAINS_WITHOUT_GRADIENTS)
         self._require_same_data()
-        if self._is_within_loop():
+        if self._is_within_loop(sys._getframe(1)):
             return self._evaluation(iter(self._place.loader), _SIDE_BY_SIDE)
         self._settle(None)
         if self._ends_with_another and self._unstarted() is None:
@@ -302,8 +300,9 @@ class EpochLoader:
         if self._resumed is None:
             yield from self
             return
-        in_loop = not _is_call(sys._getframe(1))
-        if not in_loop and not self._resumed and self._place.under_way and self._place.left == 0:
+        asking = sys._getframe(1)
+        is_empty = not self._resumed and self._place.under_way and self._place.left == 0
+        if is_empty and "CALL" in _instruction(asking):  # as `next` is
             yield from self._evaluation(iter(self._place.loader), _TRAINS_IN_A_LOOK)
             return
         if self._is_left:
@@ -314,7 +313,7 @@ class EpochLoader:
         fetches, self.__dict__["_resumed"] = self._resumed, None
         self._begin_first()
         current = self._enter(front, is_rest=True)
-        current.in_loop = in_loop
+        current.loop = _loop_of(asking)
         try:
             place, now = self._place, rng_state()
             drawn = place.drawn()
@@ -346,8 +345,7 @@ class EpochLoader:
         yield from self._pass(iterator, current)
 
     def _pass(self, iterator: Iterator[Any], current: _Pass) -> Iterator[Any]:
-        if current.in_loop is None:
-            current.in_loop = not _is_call(sys._getframe(1))
+        current.loop = current.loop or _loop_of(sys._getframe(1))
         try:
             self._begin_first()
             place = self._place
@@ -398,10 +396,13 @@ class EpochLoader:
         self._asks.add(here)
         return False
 
-    def _is_within_loop(self) -> bool:
-        """The body of a `for` over a pass runs, so another pass that begins is none of its own."""
-        current = self._current
-        return current is not None and bool(current.in_loop) and not current.is_over
+    def _is_within_loop(self, frame: types.FrameType) -> bool:
+        """The body of a `for` over a pass runs, so another pass that begins is no epoch."""
+        loop = None if self._current is None else self._current.loop
+        if loop is None:
+            return False
+        code, begin, end = loop
+        return any(one is code and begin < offset < end for one, offset in _stack(frame))
 
     def _evaluation(self, iterator: Iterator[Any], notice: str) -> Iterator[Any]:
         """All batches.  The epoch under way goes on behind it, and a resumed one waits."""
@@ -456,7 +457,6 @@ class EpochLoader:
 
     def _leave(self, current: _Pass) -> None:
         """The iterator of a pass is gone."""
-        current.is_over = True
         if self._current is current and self._is_idle():
             self._give_back()
 
@@ -530,9 +530,17 @@ _TRAINS_IN_A_LOOK = (
 )
 
 
-def _is_call(frame: types.FrameType) -> bool:
-    """A function that it calls asks for a batch, as `next` or `list`, and not its own loop."""
-    return "CALL" in dis.opname[frame.f_code.co_code[frame.f_lasti]]
+def _instruction(frame: types.FrameType) -> str:
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]]
+
+
+def _loop_of(frame: types.FrameType) -> tuple[types.CodeType, int, int] | None:
+    """Code and offsets of the `for` that asks for a batch; None: another instruction does."""
+    code, begin = frame.f_code, frame.f_lasti
+    if _instruction(frame) != "FOR_ITER":
+        return None
+    ends = (one.argval for one in dis.get_instructions(code) if one.offset == begin)
+    return code, begin, next(ends)
 
 
 def _stack(frame: types.FrameType | None) -> tuple[tuple[types.CodeType, int], ...]:
