@@ -233,7 +233,13 @@ class _Reading:
             with self._lock:
                 self._shards.pop(number, None)
             made.set_exception(error)
+        if self._is_over():  # it may have come too late for `close`
+            made.result().close()
         return made.result()
+
+    def _is_over(self) -> bool:
+        """Set by the keeper's thread while ours opened."""
+        return self._over
 
     def _open(self, number: int) -> _StoredShard:
         commit = self._commit
@@ -247,9 +253,6 @@ class _Reading:
         except BaseException:
             source.close()
             raise
-        if self._over:
-            shard.close()
-            raise AutockptError(OVER)
         return shard
 
     @property
@@ -343,7 +346,7 @@ class StoredShards:
         reading.close()
         for pool in pools:
             if pool is not None:
-                pool.shutdown(wait=False, cancel_futures=True)
+                pool.shutdown(wait=False)  # requests that wait are refused
         read = sum(shard.bytes_from_store for shard in reading.opened)
         sent = sum(shard.bytes_from_nodes for shard in reading.opened)
         if read or sent:
@@ -396,21 +399,34 @@ class StoredShards:
     def _bring(self, reading: _Reading, message: wire.ChunksWanted) -> _StoredShard:
         shard = reading.open(message.shard)
         chunks = shard.claim(message.chunks)
-        readers = [self._node]
-        if not message.alone:
-            readers = readers_of(message.shard, reading.layouts, self._nodes)
+        if message.alone:
+            self._read(shard, chunks)
+        else:
+            self._divide(reading, shard, chunks, again=False)
+        shard.wait_for(message.chunks, SILENCE_S + PATIENCE_S)
+        return shard
+
+    def _divide(
+        self, reading: _Reading, shard: _StoredShard, chunks: Sequence[int], *, again: bool
+    ) -> None:
+        """Has claimed chunks read by the nodes whose turn it is.
+
+        `again`: some node did not send them, and nobody is asked a third time.
+        """
+        number = shard.index.rank
+        sought = readers_of(number, reading.layouts, self._nodes)
+        readers = [node for node in sought if node not in self._silent]
+        readers = readers or sorted(set(self._nodes) - self._silent) or [self._node]
         by_reader: dict[int, list[int]] = {}
         for chunk in chunks:
-            reader = readers[(message.shard + chunk // RUN) % len(readers)]
+            reader = readers[(number + chunk // RUN) % len(readers)]
             by_reader.setdefault(reader, []).append(chunk)
         # Its own first: it may have to wait for the address of another node.
         for reader in sorted(by_reader, key=lambda node: node != self._node):
-            if reader == self._node or reader in self._silent:
+            if reader == self._node:
                 self._read(shard, by_reader[reader])
             else:
-                self._fetch(shard, by_reader[reader], reader)
-        shard.wait_for(message.chunks, SILENCE_S + PATIENCE_S)
-        return shard
+                self._fetch(reading, shard, by_reader[reader], reader, again=again)
 
     def _read(self, shard: _StoredShard, chunks: Sequence[int]) -> None:
         """Has claimed chunks read from the store."""
@@ -424,35 +440,42 @@ class StoredShards:
                 shard.fail(chunks, OVER)
                 return
 
-    def _fetch(self, shard: _StoredShard, chunks: list[int], node: int) -> None:
-        """Has claimed chunks fetched from the node that reads them; else they are read here."""
-        if not chunks:
-            return
+    def _fetch(
+        self, reading: _Reading, shard: _StoredShard, chunks: list[int], node: int, *, again: bool
+    ) -> None:
+        """Has claimed chunks fetched from the node that reads them."""
+
+        def failed(reason: str) -> None:
+            self._leave_out(node, reason)
+            missing = shard.missing(chunks)
+            if again:
+                self._read(shard, missing)
+            else:
+                self._divide(reading, shard, missing, again=True)
 
         def ended(event: FetchEnd) -> None:
             with self._lock:
                 self._transfers = {one for one in self._transfers if not one.done.is_set()}
             if isinstance(event, TransferFailed):
-                self._instead(shard, shard.missing(chunks), node, event.reason)
+                failed(event.reason)
 
         try:
             transfer = self._replicas.fetch_stored(
                 node, shard.index, shard, spans_of(chunks), ended, silence_s=SILENCE_S
             )
         except (AutockptError, OSError) as error:
-            self._instead(shard, chunks, node, str(error))
+            failed(str(error))
             return
         with self._lock:
             self._transfers.add(transfer)
 
-    def _instead(self, shard: _StoredShard, chunks: list[int], node: int, reason: str) -> None:
-        """Reads itself what another node was to read."""
+    def _leave_out(self, node: int, reason: str) -> None:
+        """It is not asked any more in this attempt."""
         with self._lock:
             known = node in self._silent or self._reading is None
             self._silent.add(node)
         if not known:
             self._log(f"node {node} does not pass on what it reads from the store: {reason}")
-        self._read(shard, chunks)
 
 
 def _refused(message: wire.ChunksWanted, reason: str) -> wire.ChunksLent:

@@ -215,6 +215,20 @@ def test_a_node_that_dies_while_it_reads_is_read_for(members: list[Member], read
     assert "node 1 does not pass on what it reads from the store" in members[0].said[0]
 
 
+def test_the_others_divide_the_part_of_a_node_that_is_gone(
+    members: list[Member], reads: Reads
+) -> None:
+    """Each of its chunks is read once, as if it had never been one of them."""
+    members[1].close()
+    asked = [(member, member.want(1, EVERY)) for member in (members[0], members[2])]
+    for member, number in asked:
+        _, arena = member.take(number)
+        for chunk in EVERY:
+            assert bytes(arena.view[chunk * CHUNK : (chunk + 1) * CHUNK]) == saved(1, chunk)
+        arena.close()
+    assert reads.counted == {(1, chunk): 1 for chunk in EVERY}
+
+
 def test_a_node_that_sends_nothing_is_not_waited_for(
     members: list[Member], reads: Reads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,10 +302,10 @@ def test_the_end_refuses_what_still_waits(members: list[Member], reads: Reads) -
         assert go_on.wait(PATIENCE_S)
 
     reads.before = hang
-    asked = members[0].want(0, EVERY)
+    waiting = [members[0].want(0, (chunk % CHUNKS,)) for chunk in range(3 * stored_module.REQUESTS)]
     assert reading.wait(PATIENCE_S)
     members[0].shards.close()
-    for number in (asked, members[0].want(0, EVERY)):
+    for number in (*waiting, members[0].want(0, EVERY)):
         with pytest.raises(CorruptCheckpointError, match="the restore is over"):
             members[0].take(number)
     go_on.set()
