@@ -411,7 +411,7 @@ class StoredShards:
     ) -> None:
         """Has claimed chunks read by the nodes whose turn it is.
 
-        `again`: some node did not send them, and nobody is asked a third time.
+        `again`: a node did not send them; where a second one does not, this node reads them.
         """
         number = shard.index.rank
         sought = readers_of(number, reading.layouts, self._nodes)
