@@ -99,7 +99,8 @@ def carried_numbers(frame: types.FrameType | None) -> CarriedNumbers | None:
 
 
 def counted_batches(frame: types.FrameType | None) -> str:
-    """A sentence where a loop around `frame` counts batches of a loader of ours from 0; else "".
+    """A sentence where a loop around `frame` counts batches of a loader of ours from 0, or takes a
+    fixed number of them; else "".
 
     A number that is only shown does not matter.  Raises nothing.
     """
@@ -107,15 +108,47 @@ def counted_batches(frame: types.FrameType | None) -> str:
         for each in script_frames(frame):
             known = {**each.f_globals, **each.f_locals}
             for loop in loops_around(each)[1]:
+                place = f"({os.path.basename(each.f_code.co_filename)}, line {loop.lineno})"
+                if advice := _fixed_number(loop, known):
+                    return (
+                        f"the loop {place} takes a fixed number of batches, also in the rest of an "
+                        f"epoch behind a restart. For the number of then: {advice}"
+                    )
                 counter, first = _counter(loop, known)
                 if first and counter in _used(loop):
                     return (
-                        f"{counter} ({os.path.basename(each.f_code.co_filename)}, line "
-                        f"{loop.lineno}) counts the batches of an epoch from 0, also in the rest "
-                        "of an epoch behind a restart. To go on with the number of then: "
+                        f"{counter} {place} counts the batches of an epoch from 0, also in the "
+                        "rest of an epoch behind a restart. To go on with the number of then: "
                         f"enumerate(loader, {first})"
                     )
     return ""
+
+
+def _fixed_number(loop: Loop, known: Mapping[str, Any]) -> str:
+    """The iterable for a rest of an epoch, in a loop over `islice(loader, n)`, or over a `range`
+    whose body takes `next` of a pass."""
+    match loop:
+        case ast.For(iter=ast.Call(func=called, args=[ast.Name(id=name), most])):
+            first = _first_batch(known.get(name))
+            if name_of(called) == "islice" and first:
+                return f"islice(loader, {ast.unparse(most)} - {first})"
+        case ast.For(iter=ast.Call(func=ast.Name(id="range"), args=[most])):
+            loops = (one for one in own_nodes(loop) if isinstance(one, Loop))
+            inner = {id(node) for one in loops for node in ast.walk(one)}
+            calls = (one for one in own_nodes(loop) if isinstance(one, ast.Call))
+            for call in (one for one in calls if id(one) not in inner):
+                taken = call.args[0] if name_of(call.func) == "next" and call.args else None
+                iterator = known.get(taken.id) if isinstance(taken, ast.Name) else None
+                if getattr(iterator, "gi_code", None) in _PASSES:
+                    return f"range(loader.first_batch, {ast.unparse(most)})"
+    return ""
+
+
+_PASSES = tuple(
+    one.__code__ for one in vars(EpochLoader).values()
+    if inspect.isgeneratorfunction(one)
+)  # fmt: skip
+"""Code of the iterators that loaders of ours make."""
 
 
 def _counter(loop: Loop, known: Mapping[str, Any]) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """Loops in users' styles: which of their values a checkpoint would have to contain, and lacks."""
 
 import linecache
+import re
 import sys
 import textwrap
 import types
@@ -388,6 +389,34 @@ def test_a_count_of_batches_that_begins_at_0_is_named(loader: str, use: str, beg
     assert bool(said[0]) == bool(begins)
     if begins:
         assert said[0].startswith("i (counting.py, line ")
+
+
+@pytest.mark.parametrize(("loop", "advice"), [
+    ("for x in islice(loader, 2)", "islice(loader, 2 - loader.first_batch)"),
+    ("for step in range(len(loader))", "range(loader.first_batch, len(loader))"),
+    ("for step in range(2)", "range(loader.first_batch, 2)"),
+    ("for step in range(loader.first_batch, 3)", ""),
+    ("for x in islice(plain, 2)", ""),
+])  # fmt: skip
+def test_a_loop_over_a_fixed_number_of_batches_is_named(loop: str, advice: str) -> None:
+    """In the rest of an epoch it would take batches of the next one, or end with an error."""
+    scope = f"""
+    from autockpt.executors.state.data.epoch_loader import EpochLoader
+    from itertools import islice
+    from torch.utils.data import DataLoader
+    plain = DataLoader(data)
+    loader = EpochLoader(plain, begin=lambda: None)
+    for epoch in range(1):
+        batches = iter(loader)
+        {loop}:
+            {"x" if "islice" in loop else "x = next(batches)"}
+            boundary()
+"""
+    said: list[str] = []
+    name = re.sub(r"\W", "", loop)
+    found_in(textwrap.dedent(scope), name, lambda frame: said.append(counted_batches(frame)))
+    assert said[0].endswith(f"For the number of then: {advice}" if advice else "")
+    assert bool(said[0]) == bool(advice)
 
 
 def test_a_script_without_source_has_none() -> None:
