@@ -35,7 +35,16 @@ FEW_SAMPLES = 5
 """Fewer samples of an iteration have no spread."""
 SPREAD = 1.3
 """p90 over p10 of the iteration time above which the measurement is called unstable."""
-INEXACT = ("carried values", "data", "gradients", "iterations", "loop", "position", "replay")
+INEXACT = (
+    "carried values",
+    "data",
+    "gradients",
+    "iterations",
+    "left out",
+    "loop",
+    "position",
+    "replay",
+)
 """`Degraded.what` after which a resume may train otherwise."""
 
 Severity = Literal["high", "medium", "low"]

@@ -29,6 +29,9 @@ from autockpt.values import telemetry as t
 from autockpt.values.generation import Generation
 from autockpt.values.plan import CheckpointPlan
 
+FIRST_REMINDER_S, LONGEST_REMINDER_S = 60.0, 3600.0
+"""Pauses before autockpt says again that a part is degraded: at first, and at most."""
+
 
 class RankState:
     """The state of one rank's session; used by all of its parts."""
@@ -90,6 +93,8 @@ class RankState:
         """`autockpt run` has started it, and this is its first try."""
         self.warned: set[str] = set()
         """Warnings that were given; each is given once."""
+        self._reminders: dict[str, tuple[float, float]] = {}
+        """By degraded part: time of the next reminder, CLOCK_MONOTONIC, and the pause behind it."""
         self._is_watched = not is_interactive()
         """The keeper looks for a hang.  It does not while a person thinks at a prompt."""
 
@@ -132,8 +137,11 @@ class RankState:
 
     def report_degraded(self, what: str, reason: str) -> None:
         self.emit(t.Degraded(at_s=time.monotonic(), rank=self.job.rank, what=what, reason=reason))
-        if what not in self.warned:
+        again_s, pause_s = self._reminders.get(what, (0.0, FIRST_REMINDER_S))
+        if what not in self.warned or time.monotonic() >= again_s:
             self.warned.add(what)
+            later_s = time.monotonic() + pause_s
+            self._reminders[what] = later_s, min(2.0 * pause_s, LONGEST_REMINDER_S)
             self.say(f"degraded: {what}: {reason} (training goes on)", always=True)
 
     def emit(self, event: t.Event) -> None:

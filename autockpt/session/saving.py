@@ -339,6 +339,8 @@ class Saver:
         self._client.saves.note_began(save)
         self._begun_here = snapshot
         self._warn_of_changes(step)
+        if lacks := self.lacks():
+            self._rank.report_degraded("left out", lacks)
         self._rank.supersedes = False
         if staging.compare and passage is None and (gate is None or gate.learned):
             self._try(snapshot, save, "schedule", schedule)
@@ -357,6 +359,17 @@ class Saver:
         if staging.persist == "sync" and disk:
             self.wait_durable(generation, FINAL_WAIT_S)
         return True
+
+    def lacks(self) -> str:
+        """A sentence about the values that the newest checkpoint lacks; "": it lacks none."""
+        left_out = self._rank.live.left_out
+        if not left_out:
+            return ""
+        why = next(iter(left_out.values())).partition(". ")[0].partition(";")[0]
+        return (
+            f"checkpoints lack {', '.join(left_out)}, which a restart has as the script makes it: "
+            f"{why}. Keep numbers, strings, lists, dicts, tensors or arrays in a TrainState"
+        )
 
     def _note_stall(self) -> None:
         """The stall of a snapshot is its whole boundary: request, report, copy and release."""

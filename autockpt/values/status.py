@@ -44,6 +44,8 @@ class RunStatus:
     """Why copies on other nodes were missing in the end; "": they were not."""
     degraded: tuple[DegradedTier, ...] = ()
     """Tiers that did not satisfy the plan in the end: start, cause and response."""
+    lacking: str = ""
+    """Values of the script that the newest checkpoints lack, and why; "": none is known."""
     protected: bool
     """False: the script never called autockpt.attach, or no place holds a checkpoint of it.  At the
     end it is also False if the plan wants a disk and no checkpoint is durable."""

@@ -189,6 +189,7 @@ def _status(run: RunDirectory, ending: Ending) -> RunStatus:
         last_remote=remote.name if remote else None,
         unprotected_because=copies.degraded if copies else "",
         degraded=degraded,
+        lacking=_lacking(run),
         protected=_is_attached(run) and (durable is not None or not _wants_disk(run)),
         report=str(run.report),
         reason=ending.reason,
@@ -203,6 +204,15 @@ def _tiers(run: RunDirectory) -> "tuple[Protection | None, tuple[DegradedTier, .
         return tiers_of(run)
     except AutockptError:
         return None, ()  # the report will say what cannot be read
+
+
+def _lacking(run: RunDirectory) -> str:
+    from autockpt.cli.shared.gather import lacking_of
+
+    try:
+        return lacking_of(run)
+    except AutockptError:
+        return ""
 
 
 def shown(path: str | os.PathLike[str]) -> str:
@@ -248,6 +258,8 @@ def _say(
         console.warn("nothing was trained: the loop had no iteration")
     elif attached and not status.protected and status.last_step:
         console.warn("nothing of this training is durable; look at the disk before it is needed")
+    if status.lacking:
+        console.warn(status.lacking)
     for tier in status.degraded:
         console.warn(str(tier))
     for other in own:

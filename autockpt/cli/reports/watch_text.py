@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from autockpt.reports.analysis.degradation import lacking
 from autockpt.values.failure import FailureRecord
 from autockpt.values.generation import Generation, Line
 from autockpt.values.status import RunStatus
@@ -123,6 +124,8 @@ def _protected(view: LiveView) -> str:
     if status is None:
         return "not yet"
     missing = [f"{tier.tier}: {tier.because}" for tier in status.degraded]
+    if lacks := lacking(view.events) or status.lacking:
+        missing.append(lacks)
     if status.unprotected_because:
         missing.append(f"other nodes: {status.unprotected_because}")
     answer = "yes" if status.protected else "NO"

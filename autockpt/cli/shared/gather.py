@@ -131,6 +131,16 @@ def tiers_of(run: RunDirectory) -> "tuple[Protection | None, tuple[DegradedTier,
     return copies, degraded_tiers(events)
 
 
+def lacking_of(run: RunDirectory) -> str:
+    """The sentence about values that the newest checkpoints of a run lack; "": they lack none.
+
+    Raises ConfigError when a record cannot be read.
+    """
+    from autockpt.reports.analysis.degradation import lacking
+
+    return lacking(run.late_events())
+
+
 def what_if_of(decision: Decision | None) -> "WhatIfCurve | None":
     """The waste function at the plan, from the inputs that decided it; None: they are not known."""
     if decision is None or decision.inputs is None:

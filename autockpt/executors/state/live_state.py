@@ -99,6 +99,23 @@ class Dispensable:
                       f"{error!r:.300}")  # fmt: skip
 
 
+class SeparateValues:
+    """An attached object of values that stand each for itself.
+
+    A value that cannot be saved any more is left out of a checkpoint, and said.  All else is saved.
+    """
+
+    __slots__ = ()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The values by name."""
+        raise NotImplementedError
+
+    def absent_values(self) -> dict[str, str]:
+        """By name of a value that is not there now the reason."""
+        return {}
+
+
 def inner_objects(others: Iterable[Any]) -> list[Any]:
     """Attached objects, and those inside a `Dispensable` in its place."""
     return [one.inner if isinstance(one, Dispensable) else one for one in others]
@@ -127,6 +144,8 @@ class LiveState:
         self.others = others
         self.not_lazy: set[str] = set()
         """Tensors that were seen to change behind the fence; copied at the boundary since."""
+        self.left_out: dict[str, str] = {}
+        """By name of a value that the newest encoding left out the reason."""
         self.step_order: list[str] = []
         """Optimizers in the order in which they step, as far as seen."""
         self.known_nan: frozenset[str] = frozenset()
@@ -419,13 +438,16 @@ class LiveState:
         *,
         rng: Any = None,
         inventory: TensorIndex | None = None,
+        strict: bool = False,
     ) -> tuple[Any, dict[str, torch.Tensor]]:
         """(skeleton, boundary tensors) of everything that is not a lazy tensor, as of now.
 
         `progress` is the session's own record (step, position of the loader); `rng` replaces the
-        random state of now.  Raises ConfigError naming the entry that cannot be saved.
+        random state of now.  Raises ConfigError naming the entry that cannot be saved; only if
+        `strict` for one of `SeparateValues`.
         """
         tensors: dict[str, torch.Tensor] = {}
+        left_out: dict[str, str] = {}
         inventory = inventory or self.inventory()
         skeleton = {
             "progress": state_tree.encode(progress, "progress", tensors),
@@ -435,8 +457,16 @@ class LiveState:
                 path: state_tree.encode(module.get_extra_state(), path, tensors)
                 for path, module in inventory.extras
             },
-            "others": {name: _encoded(name, value, tensors) for name, value in self.others.items()},
+            "others": {
+                name: _encoded(name, value, tensors, left_out)
+                for name, value in self.others.items()
+            },
         }
+        if strict and left_out:
+            raise ConfigError(next(iter(left_out.values())))
+        self.left_out = left_out
+        if left_out:
+            skeleton["progress"]["left_out"] = sorted(left_out)
         if self._built is not None and self._structure(inventory) != self._built:
             skeleton["rebuilt"] = True
         if changed := self.module_state.encode(tensors):
@@ -482,7 +512,7 @@ class LiveState:
 
         Raises ConfigError naming a bad entry.
         """
-        _, tensors = self.extra(dict(progress or {}))
+        _, tensors = self.extra(dict(progress or {}), strict=True)
         inventory = self.inventory()
         self._built = self._structure(inventory)
         tensors.update(inventory.lazy)
@@ -501,8 +531,12 @@ def _parts(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: one for path in tensors for name, one in parts_of(path, tensors[path])}
 
 
-def _encoded(name: str, value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+def _encoded(
+    name: str, value: Any, tensors: dict[str, torch.Tensor], left_out: dict[str, str]
+) -> Any:
     """The skeleton of an attached object; None where a training goes on without it."""
+    if isinstance(value, SeparateValues):
+        return _encoded_values(name, value, tensors, left_out)
     if not isinstance(value, Dispensable):
         return state_tree.encode(_state_dict_of(name, value), name, tensors)
     own: dict[str, torch.Tensor] = {}
@@ -513,6 +547,29 @@ def _encoded(name: str, value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     except Exception as error:
         value.left_out(error)
         return None
+    tensors.update(own)
+    return skeleton
+
+
+def _encoded_values(
+    name: str, value: SeparateValues, tensors: dict[str, torch.Tensor], left_out: dict[str, str]
+) -> Any:
+    """The skeleton of the values that can be saved; notes the others."""
+    values = value.state_dict()
+    left_out.update({f"{name}.{key}": why for key, why in value.absent_values().items()})
+    own: dict[str, torch.Tensor] = {}
+    try:
+        skeleton = state_tree.encode(values, name, own)
+    except ConfigError:
+        kept, own = {}, {}
+        for key, one in values.items():
+            try:
+                state_tree.encode(one, f"{name}.{key}", {})
+            except ConfigError as error:
+                left_out[f"{name}.{key}"] = str(error)
+            else:
+                kept[key] = one
+        skeleton = state_tree.encode(kept, name, own)
     tensors.update(own)
     return skeleton
 

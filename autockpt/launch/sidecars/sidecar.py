@@ -228,10 +228,17 @@ class _Kept:
         self._emit(f"the {self.name} {how}; {then}")
 
     def _emit(self, reason: str) -> None:
-        what = self.name if self._is_given_up else self._sidecar.tier or self.name
         if self._telemetry is None:
             self._telemetry = TelemetryWriter(str(self._run.telemetry / "sidecars.jsonl"))
-        self._telemetry.emit(Degraded(at_s=time.monotonic(), rank=-1, what=what, reason=reason))
+        self._telemetry.emit(self._degraded(reason))
+
+    def _degraded(self, reason: str) -> Degraded:
+        now_s, tier = time.monotonic(), self._sidecar.tier
+        if not tier:
+            return Degraded(at_s=now_s, rank=-1, what="archiver", reason=reason)
+        if self._is_given_up:
+            return Degraded(at_s=now_s, rank=-1, what="copier", reason=reason)
+        return Degraded(at_s=now_s, rank=-1, what=tier, reason=reason)
 
 
 def _how(code: int) -> str:

@@ -67,6 +67,17 @@ def degraded_tiers(events: Sequence[Event]) -> tuple[DegradedTier, ...]:
     )
 
 
+def lacking(events: Sequence[Event]) -> str:
+    """Return the sentence about values that the newest snapshots lack; "": they lack none."""
+    found: dict[int, str] = {}
+    for event in events:
+        if isinstance(event, SnapshotBegan):  # its values are reported behind it
+            found.pop(event.rank, None)
+        elif _is_about(event, ("left out",)):
+            found[event.rank] = event.reason
+    return next(iter(found.values()), "")
+
+
 def failing_disk(events: Sequence[Event]) -> DegradedTier | None:
     """The disk, where its errors are newer than the newest checkpoint on it; None: they are not.
 

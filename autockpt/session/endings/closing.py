@@ -136,6 +136,8 @@ class Closing:
                 self.end("error")
                 raise
             self._rank.report_degraded("final checkpoint", repr(error))
+        if reason == "finished" and (lacks := self._saver.lacks()):
+            self._rank.say(lacks, always=True)
         self.end(reason, self._last.undurable_note() if reason == "finished" else "")
 
     def _supersede(self, by: str) -> None:

@@ -1,16 +1,17 @@
 """Plain values that a training carries from one iteration or epoch to the next."""
 
 import copy
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from autockpt.executors.state.live_state import SeparateValues
+from autockpt.session.place.script.refill import refilled
 from autockpt.values.errors import ConfigError
 
 
-class TrainState:
+class TrainState(SeparateValues):
     """Values of the script that each checkpoint contains: a best accuracy, a patience, a rate.
 
         state = autockpt.TrainState(best=0.0, bad_epochs=0)
@@ -20,6 +21,9 @@ class TrainState:
     A value is a number, a string, a bool, None, a tensor, an array, or a list, deque or dict of
     them.  A restart finds the values of its checkpoint; a value that the checkpoint lacks stays as
     it is.  `TrainState.of` keeps attributes of an object of the script's.
+
+    A value of another kind that comes in the middle of a run is in no checkpoint.  All else is
+    saved, autockpt says so again and again, and a restart says that it lacks the value.
     """
 
     def __init__(self, **values: Any) -> None:
@@ -54,7 +58,7 @@ class TrainState:
         return f"TrainState({', '.join(f'{k}={v!r:.40}' for k, v in self.__dict__.items())})"
 
 
-class AttributeState:
+class AttributeState(SeparateValues):
     """Attributes of an object of the script's, read and written where they are."""
 
     def __init__(self, owner: Any, names: tuple[str, ...]) -> None:
@@ -64,12 +68,7 @@ class AttributeState:
                 'TrainState.of(object): which attributes? As in TrainState.of(trainer, "best")'
             )
         for name in names:
-            holder, last = self.place_of(name)
-            if not hasattr(holder, last):
-                raise ConfigError(
-                    f"TrainState.of(..., {name!r}): a {type(holder).__qualname__} has no "
-                    f"attribute {last}; assign it before, or correct the name"
-                )
+            self._require(name)
 
     def place_of(self, name: str) -> tuple[Any, str]:
         """The object that has the attribute at present, and the last part of the name.
@@ -94,9 +93,29 @@ class AttributeState:
         return id(holder), last
 
     def state_dict(self) -> dict[str, Any]:
-        """The values by name."""
-        places = {name: self.place_of(name) for name in self.names}
+        """The values by name; one whose object is missing is left out."""
+        absent = self.absent_values()
+        places = {name: self.place_of(name) for name in self.names if name not in absent}
         return {name: getattr(holder, last) for name, (holder, last) in places.items()}
+
+    def absent_values(self) -> dict[str, str]:
+        """By name of a value that is not there now the reason."""
+        found: dict[str, str] = {}
+        for name in self.names:
+            try:
+                self._require(name)
+            except ConfigError as error:
+                found[name] = str(error)
+        return found
+
+    def _require(self, name: str) -> None:
+        """Raises ConfigError where an object on the way, or the attribute itself, is missing."""
+        holder, last = self.place_of(name)
+        if not hasattr(holder, last):
+            raise ConfigError(
+                f"TrainState.of(..., {name!r}): a {type(holder).__qualname__} has no attribute "
+                f"{last}; assign it before, or correct the name"
+            )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes back the values that are still named; a tensor goes to the device of the former."""
@@ -118,10 +137,4 @@ def _put_back(former: Any, value: Any) -> Any:
     if isinstance(former, torch.Tensor) and isinstance(value, torch.Tensor):
         return copy.deepcopy(value.to(former.device))
     value = copy.deepcopy(value)
-    if type(former) is not type(value) or former is value:
-        return value
-    if isinstance(former, list | deque | dict):
-        former.clear()
-        (former.update if isinstance(former, dict) else former.extend)(value)
-        return former
-    return value
+    return refilled(former, value) if type(former) is type(value) else value

@@ -391,6 +391,12 @@ class TrainingPosition:
             self._rank.say(notice)
         if resumed.progress is None:
             return
+        if left_out := resumed.progress.get("left_out"):
+            self._rank.report_degraded(
+                "left out",
+                f"the checkpoint lacks {', '.join(map(str, left_out))}, which could not be saved: "
+                "the values of the script hold, and the training may go on otherwise",
+            )
         if self.data is not None and resumed.progress.get("data") is not None:
             self.data.load(resumed.progress["data"])
             self._say_of_reading(self.data)

@@ -17,6 +17,7 @@ from typing import Any
 
 from autockpt.session.place.script.carried_values import asks_clock
 from autockpt.session.place.script.frames import is_script_file
+from autockpt.session.place.script.refill import refilled
 
 _MOST_VALUES = 10_000
 """In one attribute; a longer history is the script's to keep."""
@@ -110,8 +111,5 @@ def _read(value: Any) -> Any:
 
 def _put_back(owner: Any, name: str, written: Any) -> None:
     live, value = getattr(owner, name, None), _read(written)
-    if isinstance(live, list | deque | dict | set) and isinstance(value, list | dict):
-        live.clear()
-        (live.extend if isinstance(live, list | deque) else live.update)(value)
-    else:
-        setattr(owner, name, tuple(value) if isinstance(live, tuple) else value)
+    value = tuple(value) if isinstance(live, tuple) and isinstance(value, list) else value
+    setattr(owner, name, refilled(live, value))
