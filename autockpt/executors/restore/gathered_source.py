@@ -279,6 +279,7 @@ def gathered_shards(
         world_size=world_size,
         within_reach=_one_of_each(began),
         open=open_one,
+        turn=rank / world_size,
     )
     return shards, used
 

@@ -5,6 +5,7 @@ live state expects and the tensors in the shards must agree before a byte is wri
 """
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -171,19 +172,21 @@ def _chunk_bytes(shards: OpenShards, job: tuple[int, int]) -> int:
 def _jobs(loading: Loading, shards: OpenShards) -> tuple[list[tuple[int, int]], int]:
     """(shard, chunk) of all to read once the heads are put, and by how many threads.
 
-    Each rank begins with its own shard: ranks that need the same ones ask in different orders.
+    Each rank begins at its own place: ranks that need the same ask different nodes at a time.
     """
-    home, count = shards.sources.home, shards.sources.count
     for shard in loading.shards:
         opened = shards.open(shard)
         if opened.head:
             loading.put_head(shard, opened.head)
-    jobs = []
-    for shard in sorted(loading.shards, key=lambda shard: (shard - home) % count):
-        chunks = shards.open(shard).chunks
-        numbers = loading.chunks(shard, chunks.index)
-        chunks.expect(numbers)
-        jobs += [(shard, number) for number in numbers]
+    jobs = [
+        (shard, number)
+        for shard in loading.shards
+        for number in loading.chunks(shard, shards.open(shard).chunks.index)
+    ]
+    first = int(shards.sources.turn * len(jobs))
+    jobs = jobs[first:] + jobs[:first]
+    for shard, group in itertools.groupby(jobs, key=lambda job: job[0]):
+        shards.open(shard).chunks.expect([number for _, number in group])
     return jobs, max((shards.open(s).chunks.workers for s in loading.shards), default=1)
 
 

@@ -150,6 +150,8 @@ class ShardSources:
     """Shards that can be opened and are no replica of another one, ascending."""
     open: Callable[[int], ChunkSource]
     """Opens a shard; the caller closes it.  Raises CorruptCheckpointError or StorageError."""
+    turn: float = 0.0
+    """Where in its reads this rank begins, 0 to 1: others that read the same begin elsewhere."""
     near: Sequence[int] = ()
     """Shards that cost nothing to read: in the memory of this node."""
     complete: bool = True
@@ -264,6 +266,7 @@ def shards_on_disk(
         world_size=world_size,
         within_reach=_one_of_each_layout(records),
         open=open_one,
+        turn=rank / world_size,
         together=cooperative,
         first_chunks=first_chunks,
     )

@@ -13,6 +13,7 @@ The keeper's loop calls the public methods unless they say otherwise.
 """
 
 import os
+import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -44,6 +45,10 @@ SILENCE_S = 120.0
 """A node that reads for others sends a chunk within this time, or they read it themselves."""
 PATIENCE_S = 40.0
 """A node that reads for others says so when no chunk of a shard came for this long."""
+TRIES = 3
+"""A node that many call at once closes some of the connections: they are made again."""
+PAUSE_S = 0.5
+"""The most between two of them."""
 RUN = 4
 """Chunks in a row that one node reads of a shard that all nodes divide."""
 ORDER_S = 10.0
@@ -426,7 +431,7 @@ class StoredShards:
             if reader == self._node:
                 self._read(shard, by_reader[reader])
             else:
-                self._fetch(reading, shard, by_reader[reader], reader, again=again)
+                self._fetch(reading, shard, by_reader[reader], reader, again=again, tries=TRIES)
 
     def _read(self, shard: _StoredShard, chunks: Sequence[int]) -> None:
         """Has claimed chunks read from the store."""
@@ -441,7 +446,14 @@ class StoredShards:
                 return
 
     def _fetch(
-        self, reading: _Reading, shard: _StoredShard, chunks: list[int], node: int, *, again: bool
+        self,
+        reading: _Reading,
+        shard: _StoredShard,
+        chunks: list[int],
+        node: int,
+        *,
+        again: bool,
+        tries: int,
     ) -> None:
         """Has claimed chunks fetched from the node that reads them."""
 
@@ -456,7 +468,11 @@ class StoredShards:
         def ended(event: FetchEnd) -> None:
             with self._lock:
                 self._transfers = {one for one in self._transfers if not one.done.is_set()}
-            if isinstance(event, TransferFailed):
+            if isinstance(event, TransferFailed) and event.fault == "broken" and tries > 1:
+                time.sleep(random.uniform(0.0, PAUSE_S))  # on its thread, which has nothing else
+                missing = shard.missing(chunks)
+                self._fetch(reading, shard, missing, node, again=again, tries=tries - 1)
+            elif isinstance(event, TransferFailed):
                 failed(event.reason)
 
         try:

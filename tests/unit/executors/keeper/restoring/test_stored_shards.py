@@ -14,6 +14,7 @@ from autockpt.executors.keeper.restoring import stored_shards as stored_module
 from autockpt.executors.keeper.restoring.stored_shards import StoredShards, readers_of
 from autockpt.executors.keeper.wire import ChunksLent, ChunksWanted
 from autockpt.executors.linux.memory import Arena
+from autockpt.executors.network.transfer import pool as pool_module
 from autockpt.executors.restore.gathered_source import passed_on
 from autockpt.executors.restore.shard_sources import (
     ChunkSource,
@@ -227,6 +228,25 @@ def test_the_others_divide_the_part_of_a_node_that_is_gone(
             assert bytes(arena.view[chunk * CHUNK : (chunk + 1) * CHUNK]) == saved(1, chunk)
         arena.close()
     assert reads.counted == {(1, chunk): 1 for chunk in EVERY}
+
+
+def test_a_node_that_is_too_busy_to_listen_is_called_again(
+    members: list[Member], reads: Reads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All nodes of a large job may call one at a time; it closes what it cannot take."""
+    replicas, calls = members[0].node.replicas, 0
+    fetch = replicas.fetch_stored
+
+    def calling(*args: Any, **how: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        monkeypatch.setattr(pool_module, "MAX_CONNECTIONS", 0 if calls < 3 else 256)
+        return fetch(*args, **how)
+
+    monkeypatch.setattr(replicas, "fetch_stored", calling)
+    assert members[0].chunk(1, 0) == saved(1, 0)
+    assert calls == 3
+    assert members[0].said == []
 
 
 def test_a_node_that_sends_nothing_is_not_waited_for(
