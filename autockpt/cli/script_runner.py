@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from autockpt import new_files
 from autockpt.launch import environment, owner, startup_timing
+from autockpt.launch.elastic import rank_output
 from autockpt.launch.standby import imports
 from autockpt.launch.termination import exit_now
 from autockpt.values import exit_codes, script_errors
@@ -48,6 +49,7 @@ class Program:
 
 def main() -> None:
     """The command `python -m autockpt.cli.script_runner`."""
+    rank_output.survive_full_disks()
     descriptor = os.environ.pop("AUTOCKPT_STANDBY", "")
     if descriptor:
         from autockpt.launch.standby.parked import become_rank

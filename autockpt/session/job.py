@@ -149,9 +149,11 @@ def current_job(
             and "AUTOCKPT_RESUME_FROM" not in environment
         ):
             require_found(os.fspath(files.path), files.checkpoints(kept), files.checkpoints(policy))
-        # A start that is refused, because another one trains here, changes no goal.
-        alone = place.nodes == 1 and policy != kept
-        if not (alone and other_trainers(path, launch_id, within_s=0.0)):
+        # A start that is refused, because another one trains here, changes no goal.  A restart
+        # finds it there, and needs no disk that takes it again.
+        if policy != kept and not (
+            place.nodes == 1 and other_trainers(path, launch_id, within_s=0.0)
+        ):
             files.write_goal(policy)
     decision, profile = files.read_decision(), files.read_profile()
     in_place = decision is None and environment.get("AUTOCKPT_NO_PROFILE") != "1"

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from autockpt import new_files
 from autockpt.executors.keeper.wire import (
@@ -320,7 +321,7 @@ def _start_of(run_directory: str, node: int, checkpoints: str, run_id: str) -> K
 
 def _spawn(start: KeeperStart) -> None:
     with (
-        open(start.log_path, "ab", opener=new_files.private) as log,
+        _log_of(start) as log,
         open(os.devnull, "rb") as nothing,
         contextlib.suppress(subprocess.TimeoutExpired),  # the caller says it, with this log
     ):
@@ -329,6 +330,14 @@ def _spawn(start: KeeperStart) -> None:
             list(start.command), stdin=nothing, stdout=log, stderr=log, start_new_session=True,
             check=False, timeout=START_TIMEOUT_S, env=start.environment, cwd="/",
         )  # fmt: skip
+
+
+def _log_of(start: KeeperStart) -> BinaryIO:
+    """Its log, or nowhere: a directory that became read-only must not keep a restart's keeper."""
+    try:
+        return open(start.log_path, "ab", opener=new_files.private)
+    except OSError:
+        return open(os.devnull, "ab")
 
 
 def _package_root() -> str:

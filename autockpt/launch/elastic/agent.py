@@ -1,7 +1,7 @@
 """How torchelastic's agent is made to ask us: is this failure worth another start?
 
 The agent has no hook for it, so its class is replaced by a subclass in the one module that makes
-it.  The ranks' logs are named by the agent's own plug-in point.
+it.
 """
 
 import contextlib
@@ -12,10 +12,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autockpt import new_files
 from autockpt.console import Console
 from autockpt.executors.keeper.hangs.watch import place_of
 from autockpt.executors.linux.oom_kills import OomWatch
@@ -24,6 +22,7 @@ from autockpt.launch import environment
 from autockpt.launch.elastic.crash_loop import Attempt, CrashLoop
 from autockpt.launch.elastic.incidents import Incidents
 from autockpt.launch.elastic.news import News
+from autockpt.launch.elastic.rank_output import OutputFiles
 from autockpt.launch.elastic.rendezvous.node_numbers import Seated, hosts_rendezvous
 from autockpt.launch.elastic.rendezvous.rank_store import RankStores
 from autockpt.launch.elastic.request import Ending, Launch, Limit
@@ -44,8 +43,6 @@ LOOK_S = 0.1
 """How often the agent looks at its ranks while none of them ends."""
 SHOWN_CHARS = 300
 """The most characters of an exception in a sentence about the failure."""
-SHOWN_LINES = 200
-"""Lines to show from the log of a failed rank whose output did not go to the terminal."""
 
 
 class Watch:
@@ -64,6 +61,7 @@ class Watch:
             place_of=lambda rank, pid: place_of(str(run.path), rank, pid),
         )
         self._incidents = Incidents(run, console)
+        self.outputs = OutputFiles(run.logs, console.warn)
         self._request = request
         self._console = console
         self._keeper = keeper
@@ -262,12 +260,10 @@ class Watch:
         """The end of the log of a rank whose output did not go to the terminal."""
         if failure.local_rank == 0 or failure.exitcode < 0:
             return
-        logs = sorted(self._request.run.logs.glob(f"*-attempt-*/rank-{rank:05d}.err"))
-        if not logs:
-            return
-        lines = logs[-1].read_text(errors="replace").splitlines()[-SHOWN_LINES:]
-        self._console.say(f"rank {rank} {_ended(failure.exitcode)}; its log ({logs[-1]}) ends:")
-        self._console.block("\n".join(lines))
+        path, text = self.outputs.end_of_errors(rank)
+        if path:
+            self._console.say(f"rank {rank} {_ended(failure.exitcode)}; its log ({path}) ends:")
+            self._console.block(text)
 
 
 def _is_first_death(exit_code: int) -> bool:
@@ -462,34 +458,3 @@ def agent_class(api: Any, watch: Watch) -> Iterator[None]:
             yield
     finally:
         api.LocalElasticAgent = base
-
-
-def rank_logs(directory: Path) -> Any:
-    """Local rank 0 speaks on the terminal, every other rank into two files per attempt."""
-    from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
-
-    started = time.strftime("%Y%m%d-%H%M%S")
-
-    class RankLogs(LogsSpecs):
-        @property
-        def root_log_dir(self) -> str:
-            return str(directory)
-
-        def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-            destination = LogsDest()
-            for local, variables in envs.items():
-                count = variables.get("TORCHELASTIC_RESTART_COUNT", "0")
-                attempt = directory / f"{started}-attempt-{int(count):03d}"
-                new_files.make_directory(attempt, new_files.PRIVATE_DIRECTORY)
-                name = attempt / f"rank-{int(variables['RANK']):05d}"
-                destination.stdouts[local] = f"{name}.out" if local else ""
-                destination.stderrs[local] = f"{name}.err" if local else ""
-                for path in filter(None, (destination.stdouts[local], destination.stderrs[local])):
-                    os.close(new_files.private(path, os.O_WRONLY | os.O_CREAT))
-                destination.error_files[local] = f"{name}.error.json"
-                variables["TORCHELASTIC_ERROR_FILE"] = f"{name}.error.json"
-                # After a change of membership the same attempt number starts again.
-                Path(f"{name}.error.json").unlink(missing_ok=True)
-            return destination
-
-    return RankLogs(log_dir=str(directory))

@@ -22,9 +22,10 @@ from autockpt.console import Console
 from autockpt.executors.linux import memcpy_threshold
 from autockpt.launch import environment
 from autockpt.launch.elastic import compiled_code
-from autockpt.launch.elastic.agent import Watch, agent_class, rank_logs, times_now
+from autockpt.launch.elastic.agent import Watch, agent_class, times_now
 from autockpt.launch.elastic.crash_loop import MAX_RESTARTS
 from autockpt.launch.elastic.news import News
+from autockpt.launch.elastic.rank_output import OutputFiles
 from autockpt.launch.elastic.rendezvous.membership import NotNeeded
 from autockpt.launch.elastic.rendezvous.polls import liveliness, quick_rendezvous
 from autockpt.launch.elastic.request import Ending, Launch, Limit
@@ -78,8 +79,8 @@ def _launch(request: Launch, console: Console, keeper: KeeperBeside, news: News)
     from torch.distributed.launcher import api
 
     _log_torchelastic(request.run.logs / "launcher.log", console)
-    config = _config(request)
     watch = Watch(request, console, keeper, news)
+    config = _config(request, watch.outputs)
     command = ["-u", "-m", "autockpt.cli.script_runner", *(["-m"] if request.script.module else [])]
     # torchelastic fills in ${local_rank}: what the user wrote must come out as it was written.
     users = [text.replace("$", "$$") for text in (request.script.target, *request.script.args)]
@@ -139,7 +140,7 @@ def _variables(request: Launch) -> dict[str, str]:
     return variables | memcpy_threshold.chosen(os.environ, gain)
 
 
-def _config(request: Launch) -> Any:
+def _config(request: Launch, outputs: OutputFiles) -> Any:
     from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config
     from torch.distributed.launcher.api import LaunchConfig
     from torch.distributed.run import determine_local_world_size, parse_min_max_nnodes
@@ -177,7 +178,7 @@ def _config(request: Launch) -> Any:
         monitor_interval=PAUSE_S,
         local_addr=request.local_addr,
         signals_to_handle=",".join(signal.Signals(number).name for number in heeded()),
-        logs_specs=rank_logs(request.run.logs),
+        logs_specs=outputs.specs(),
     )
 
 
@@ -204,7 +205,17 @@ def _stdout_to_stderr(wanted: bool) -> Iterator[None]:
 
 
 class _LogFile(logging.FileHandler):
-    """A log that its owner alone reads."""
+    """A log that its owner alone reads; a disk that takes nothing loses lines, and ends nothing."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """As of a FileHandler."""
+        with contextlib.suppress(OSError):
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Print no traceback for each line."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
 
     def _open(self) -> Any:
         return open(self.baseFilename, self.mode, encoding="utf-8", opener=new_files.private)

@@ -456,6 +456,7 @@ def _wait_for(path: Path) -> None:
 
 def test_a_dead_launcher_is_noticed_soon_unless_the_user_says_otherwise(tmp_path: Path) -> None:
     """torchelastic's defaults take 15 s for that, and large jobs keep them."""
+    from autockpt.launch.elastic.rank_output import OutputFiles
     from autockpt.launch.elastic.rendezvous.polls import LIVELY
     from autockpt.launch.elastic.request import Launch
     from autockpt.launch.elastic.torchelastic import _config
@@ -467,7 +468,8 @@ def test_a_dead_launcher_is_noticed_soon_unless_the_user_says_otherwise(tmp_path
             script=Script(target="s.py", args=(), module=False, shown="s.py"),
             nnodes=nodes, rdzv_endpoint="127.0.0.1:1", rdzv_conf=said,
         )  # fmt: skip
-        return {k: int(v) for k, v in _config(request).rdzv_configs.items() if k in LIVELY}
+        outputs = OutputFiles(tmp_path, print)
+        return {k: int(v) for k, v in _config(request, outputs).rdzv_configs.items() if k in LIVELY}
 
     assert settings("4") == LIVELY
     assert settings("4", "keep_alive_interval=7") == {**LIVELY, "keep_alive_interval": 7}
