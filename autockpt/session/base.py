@@ -88,6 +88,8 @@ class RankState:
         """A loop of ours, or `step()`, says where iterations end."""
         self.is_safe = False
         """A checkpoint of this run was durable when it began."""
+        self.loaded_behind: int | None = None
+        """State was loaded into an attached object behind this step, before its checkpoint."""
         self.is_closed = False
         self.begins_launch = job.shared and not job.restart_count
         """`autockpt run` has started it, and this is its first try."""

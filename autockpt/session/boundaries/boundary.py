@@ -242,7 +242,9 @@ class Boundaries:
         """Raises ConfigError for a step on a structure whose state is still awaited."""
         if optimizer is not None and self._rank.rebuilding is not None:
             self._rank.rebuilding.require()
-        if optimizer is None and not self._iterations.has_trained:
+        if optimizer is None and self._iterations.has_trained:
+            self._notices.note_late_load(self._rank.step + self._iterations.is_owed)
+        elif optimizer is None:
             self._notices.note_load()
         self._saver.fence(optimizer)
         self._holder.release()

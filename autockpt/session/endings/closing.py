@@ -124,6 +124,8 @@ class Closing:
         if self._rank.is_closed:
             return
         self._rank.beat("saves")
+        if reason == "finished" and final_checkpoint and self._rank.step:
+            self._say_of_late_load()
         try:
             self._saver.fence()
             if final_checkpoint and self._iterations.is_whole():
@@ -139,6 +141,16 @@ class Closing:
         if reason == "finished" and (lacks := self._saver.lacks()):
             self._rank.say(lacks, always=True)
         self.end(reason, self._last.undurable_note() if reason == "finished" else "")
+
+    def _say_of_late_load(self) -> None:
+        """Nothing was trained since: the best weights of a run, say, which its end tests."""
+        if self._rank.loaded_behind == self._rank.step:
+            self._rank.say(
+                "load_state_dict of an attached object was called behind the last iteration. The "
+                f"last checkpoint (step {self._rank.step}) has the loaded state, from which a "
+                "training with more steps goes on. To keep the trained state, call ckpt.close() "
+                "before it, or load into a copy of the object"
+            )
 
     def _supersede(self, by: str) -> None:
         """Ends it, its last checkpoint included, in favour of a run in the directory `by`."""

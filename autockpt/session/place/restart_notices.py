@@ -103,6 +103,14 @@ class RestartNotices:
                 f"call it again, over the state that it has resumed. {_LOAD_BEFORE}"
             )
 
+    def note_late_load(self, step: int) -> None:
+        """State is loaded into an attached object behind so many steps."""
+        saves = self._rank.client.saves
+        begun = saves.newest_on_disk
+        is_saved = begun is not None and begun.generation.step >= step
+        if not (is_saved or self._place.framework or framework_of(sys._getframe(1))):
+            self._rank.loaded_behind = step
+
     def warn_of_loaders(self) -> None:
         """A script that begins its loop at the step count may still begin its data anew."""
         position, others = self._position, self._rank.live.others.items()
