@@ -95,7 +95,7 @@ class Dies(TrainerCallback):
             link.wait_until(lambda: trainer.autockpt.ready, 60)
             if state.global_step == 30:
                 link.wait_until(lambda: link.saves.memory_committed is not None, 60)
-        if state.global_step == (30 if "dies" in sys.argv else 1 if "early" in sys.argv else -1):
+        if state.global_step == (30 if "dies" in sys.argv else 0 if "early" in sys.argv else -1):
             os.kill(os.getpid(), signal.SIGKILL)
 
 class Average(TrainerCallback):
