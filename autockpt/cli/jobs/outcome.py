@@ -101,7 +101,17 @@ def _tell(
         status = replace(status, report=None)
         _write(run, status, console)
     own = [path for path in own_runs(run.path) if path not in began.own_runs]
-    _say(run, status, script, console, own, lost="" if report is None else report.losses)
+    was_there = status.state == "finished" or run.has_attached_since(began.logged)
+    at_step = status.last_step if was_there else None
+    _say(
+        run,
+        status,
+        script,
+        console,
+        own,
+        at_step=at_step,
+        lost="" if report is None else report.losses,
+    )
     console.object("run", {"run_dir": str(run.path), **to_data(status)})
 
 
@@ -228,6 +238,7 @@ def _say(
     console: Console,
     own: Sequence[Path],
     *,
+    at_step: int | None,
     lost: str,
 ) -> None:
     attached = _is_attached(run)
@@ -240,9 +251,9 @@ def _say(
     parts: list[str] = [status.state]
     if status.reason:
         parts.append(f"({status.reason})")
-    if status.last_step is not None:
-        kept = status.state == "finished" and run.durable_step() == status.last_step
-        parts.append(f"at step {status.last_step}{' (durable)' * kept}")
+    if at_step is not None:
+        kept = status.state == "finished" and run.durable_step() == at_step
+        parts.append(f"at step {at_step}{' (durable)' * kept}")
     if status.restarts:
         parts.append(f"after {status.restarts} restart{'s' * (status.restarts > 1)}")
     console.say(" ".join(parts))

@@ -69,6 +69,8 @@ class Watch:
         self._reason = ""
         self._interruptions = _interruptions(run)
         """On record when this launcher began."""
+        self._logged = run.log_ends()
+        """Bytes of the event files when this launcher began."""
         self._left = False
         """This node leaves the job."""
         self._named: int | None = None
@@ -136,7 +138,8 @@ class Watch:
         run = self._request.run
         self._incidents.look(self._keeper.node, now=True)
         rank, failure = _root_cause(failures)
-        step = run.newest_step()
+        # A rank that ended before attach was at no step; an earlier launch may have been.
+        step = run.newest_step() if run.has_attached_since(self._logged) else None
         self._show_log(rank, failure)
         if self._request.mode == "profile":
             return False

@@ -127,6 +127,18 @@ def test_a_start_from_scratch_counts_its_own_steps_and_checkpoints(
     assert "finished at step 100 (durable)" in capsys.readouterr().err
 
 
+def test_a_launch_that_ended_before_attach_was_at_no_step(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only an earlier one was."""
+    commit(run)
+    failed = Ending(state="failed", exit_code=74, restarts=0, reason="rank 0 ended")
+    finish(run, outcome.Before(logged=run.log_ends()), failed)
+    assert "failed (rank 0 ended)\n" in capsys.readouterr().err
+    finish(run, outcome.Before(logged={}), failed)
+    assert "failed (rank 0 ended) at step 40\n" in capsys.readouterr().err
+
+
 def test_a_rollback_counts_from_its_checkpoint(run: RunDirectory) -> None:
     """Its 50 steps are nowhere; those that it went back behind do not count."""
     start(run, term=1, resumed=SCRATCH)
