@@ -7,7 +7,7 @@ from autockpt.executors.protocol.coordinator.replicating import ParityRanks
 from tests.simulation.actors import Content, Keeper, Trainer
 from tests.simulation.cluster import LAUNCH, gen
 from tests.simulation.oracle import Promise, Violation
-from tests.simulation.simulation import Simulation
+from tests.simulation.simulation import Simulation, run_seed
 
 SAVED = gen(1, 1)
 
@@ -134,3 +134,22 @@ def test_a_torn_shard_of_the_same_name_is_written_over(sealed: bool) -> None:
     else:
         world.do_GrantSlot(keeper, grant)
         assert world.nodes[0].slots[0, 1] is not old
+
+
+def test_an_attempt_belongs_to_trainers_that_went_on() -> None:
+    """A second part of the term needs another one, wherever it begins."""
+    world, keeper = two_nodes()
+    coordinator = keeper.coordinator.state
+    coordinator.is_in_same_term = True
+    coordinator.parts = (m.TermParent(term=1, parent=SAVED, attempt=2),)
+    world.note_part(keeper)
+    world.note_part(keeper)
+    coordinator.parts = (m.TermParent(term=1, parent=gen(1, 2), attempt=2),)
+    with pytest.raises(Violation, match="attempt 2 is used twice"):
+        world.note_part(keeper)
+
+
+@pytest.mark.parametrize("seed", [137681, 173388, 176481])
+def test_an_attempt_of_a_start_that_was_given_up_is_free(seed: int) -> None:
+    """Restores were ordered, and no trainer went on: nothing has that name."""
+    assert not run_seed(seed)

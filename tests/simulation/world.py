@@ -214,7 +214,7 @@ class World:
         message, key = instruction.message, (keeper.node, instruction.to_node)
         if type(message) is m.MemoryCommitted:
             self.promise_memory(keeper, message)
-        elif type(message) is m.RestoreOrdered:
+        elif type(message) is m.TermOpened:
             self.note_part(keeper)
         elif type(message) is m.CopiesWanted:
             self.oracle.wanted.setdefault(message.generation, self.lost_so_far())
@@ -227,7 +227,10 @@ class World:
         self.channels.setdefault(key, deque()).append(message)
 
     def note_part(self, keeper: Keeper) -> None:
-        """A coordinator lets trainers begin anew within the term that it runs."""
+        """A coordinator lets trainers begin anew within the term that it runs.
+
+        One that ordered restores and gave up has named nothing: no trainer went on.
+        """
         coordinator = keeper.coordinator.state
         if not coordinator.is_in_same_term:
             return
