@@ -367,6 +367,20 @@ def _ended(exit_code: int) -> str:
 
 
 @contextlib.contextmanager
+def _without_handlers() -> Iterator[None]:
+    """As long as it lasts torchelastic installs no handlers of signals when it starts ranks."""
+    name = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+    before = os.environ.get(name)
+    os.environ[name] = "none"
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
+
+
+@contextlib.contextmanager
 def agent_class(api: Any, watch: Watch) -> Iterator[None]:
     """Let `elastic_launch` use an agent that asks `watch` before it restarts.
 
@@ -388,7 +402,10 @@ def agent_class(api: Any, watch: Watch) -> Iterator[None]:
             with signals_wait():
                 watch.starting(worker_group.group_rank)
                 watch.survivors.first_rank = worker_group.workers[0].global_rank
-            started = super()._start_workers(worker_group)
+            # A signal while a rank is started would leave it without a launcher: torchelastic
+            # knows its ranks, and ends them, only behind this.
+            with signals_wait(), _without_handlers():
+                started = super()._start_workers(worker_group)
             self._heed()
             return started
 

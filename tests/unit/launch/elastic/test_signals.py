@@ -1,6 +1,10 @@
 """A signal ends the job, whatever the launcher is doing for itself at that moment."""
 
+import contextlib
+import os
 import signal
+import subprocess
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,6 +67,47 @@ def test_every_signal_arrives_and_an_exception_goes_on() -> None:
     assert came == [signal.SIGINT]
     with pytest.raises(KeyError, match="ours"), signals_wait():
         raise KeyError("ours")
+
+
+def test_a_signal_while_ranks_start_is_raised_when_they_are_known() -> None:
+    """Else they train on, and no launcher has them: it tells torchelastic's ranks alone."""
+
+    class Base:
+        _pcontext: Any = None
+
+        def __init__(self, spec: Any) -> None:
+            self.spec = spec
+
+        def _start_workers(self, group: Any) -> None:
+            rank = subprocess.Popen(["sleep", "600"])
+            named = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM")
+            if hasattr(signal, named):  # as torchelastic does at each start
+                signal.signal(getattr(signal, named), raising)
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.01)  # a handler that raises does so here
+                self._pcontext = rank
+            finally:
+                rank.kill()
+                rank.wait()
+
+    class Watch:
+        standbys = SimpleNamespace(serving=contextlib.nullcontext, expect=lambda spec: None)
+        survivors = SimpleNamespace(serving=contextlib.nullcontext, any=False)
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_, **__: True
+
+        def seated(self, rendezvous: Any) -> Any:
+            return rendezvous
+
+    api = SimpleNamespace(LocalElasticAgent=Base, SignalException=SignalException)
+    with agent_class(api, Watch()):  # type: ignore[arg-type]
+        agent = api.LocalElasticAgent(SimpleNamespace(rdzv_handler=None))
+        group = SimpleNamespace(group_rank=0, workers=[SimpleNamespace(global_rank=0)])
+        with pytest.raises(SignalException, match=": 15"):
+            agent._start_workers(group)
+    assert agent._pcontext is not None
 
 
 @pytest.mark.parametrize("hook", ["starting", "look", "goes_on"])
