@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +89,18 @@ def test_a_broken_promise_is_reported_with_its_replay(
     assert replay_line("broken", 5, 7) in summary.violations[1]
     again = run_share("broken", seed=5, count=None, seconds=60, only=7)
     assert (again.cases, again.violated) == (1, 1)
+
+
+def test_a_case_that_the_machine_does_not_play_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a mount is held by another process: neither played nor a broken promise."""
+
+    def refuse(campaign: Broken, number: int, rng: random.Random) -> str:
+        raise framework.Skipped("held")
+
+    monkeypatch.setitem(framework.CAMPAIGNS, "broken", f"{__name__}:Broken")
+    monkeypatch.setattr(Broken, "run", refuse)
+    summary = run_share("broken", seed=5, count=None, seconds=60, only=7)
+    assert (summary.cases, summary.violated, summary.outcomes["not played"]) == (0, 0, 1)
 
 
 def test_processes_that_share_a_campaign_leave_no_number_out(
