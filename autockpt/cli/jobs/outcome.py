@@ -127,7 +127,10 @@ def _write(run: RunDirectory, status: RunStatus, console: Console) -> None:
     try:
         run.write_status(status)
     except AutockptError as error:
-        console.warn(f"status.json does not tell how the run ended: {error}")
+        console.warn(
+            "status.json does not tell how the run ended, and the logs may lack its last steps: "
+            f"{error}"
+        )
 
 
 def note(run: RunDirectory, ending: Ending, console: Console) -> None:
