@@ -9,6 +9,7 @@ fetch are kept, so that a resumed pass fetches the same batches under the same r
 """
 
 import dis
+import itertools
 import sys
 import types
 import weakref
@@ -80,6 +81,7 @@ class EpochLoader:
         again: Callable[[], None] = lambda: None,
         empty: Callable[[], None] = lambda: None,
         say: Callable[[str], None] = lambda text: None,
+        is_script: Callable[[types.FrameType], bool] = lambda frame: False,
     ) -> None:
         """`ahead`: batches that the framework fetches before it trains the one that it has; with
         more than one it says `trained` at each boundary.
@@ -92,7 +94,7 @@ class EpochLoader:
         `mark()` is another one when the training has gone on: a pass during which it stays trains
         nothing.  `evaluates()`: a pass that begins now trains nothing.  `again()` is called where
         the resumed epoch begins once more, behind a pass that gave it back, and `empty()` where it
-        has no batch left.  `say` gets notices.
+        has no batch left.  `say` gets notices; `is_script(frame)`: the script's code stands there.
         Raises ConfigError for a loader that cannot be resumed at a batch.
         """
         if ahead < 0:
@@ -103,7 +105,7 @@ class EpochLoader:
             _under_way=False, _resumed=None, _asked=False,
             _trained=None, _ended=False, _first=first, _fetches=fetches, left_after=0,
             _training=mark, _evaluates=evaluates, _again=again, _empty=empty, _say=say,
-            _asks_epoch=asks_epoch,
+            _asks_epoch=asks_epoch, _is_script=is_script,
             _current=None, _loaded=None, _is_left=False, _unstarted=None, _ends_with_another=False,
             _asks=set(), _other_data=None,
         )  # fmt: skip
@@ -302,8 +304,9 @@ class EpochLoader:
             return
         asking = sys._getframe(1)
         is_empty = not self._resumed and self._place.under_way and self._place.left == 0
-        if is_empty and "CALL" in _instruction(asking):  # as `next` is
-            yield from self._evaluation(iter(self._place.loader), _TRAINS_IN_A_LOOK)
+        if is_empty and "CALL" in _instruction(asking) and self._is_script(asking):
+            # The script looks at a batch by `next`, which would end it with StopIteration.
+            yield from itertools.islice(self._place.loader, 1)
             return
         if self._is_left:
             self.__dict__["_is_left"] = False
@@ -523,10 +526,6 @@ _SIDE_BY_SIDE = (
 _TRAINS_WITHOUT_GRADIENTS = (
     "a pass over ckpt.loader that began under no_grad was taken for an evaluation, and trained. So "
     "it is no epoch, and no checkpoint has its place. Begin the loop outside of no_grad"
-)
-_TRAINS_IN_A_LOOK = (
-    "the epoch that was resumed has no batch left. A batch that the script asked for by next(...) "
-    "was taken for a look at the data, and trained. Begin each epoch by a `for` loop"
 )
 
 
