@@ -460,6 +460,13 @@ class SameAttempt(SameTerm):
         return generation.attempt
 
 
+class OneFurtherAttempt(SameTerm):
+    """What a term saves when it goes on again is named as when it went on first."""
+
+    def attempt_of_part(self, generation: Generation) -> int:
+        return 1
+
+
 class MixWorlds(Choosing):
     """Shards of another number of ranks are taken for today's."""
 
@@ -778,6 +785,7 @@ MUTANTS: dict[str, Mutant] = {
     "read-before-claim": Mutant(ReadBeforeClaim, "4", 4000),
     "stay-among-living": Mutant(StayAmongLiving, "21", 2000),
     "same-attempt": Mutant(SameAttempt, "21", 200),
+    "one-further-attempt": Mutant(OneFurtherAttempt, "21", 1000),
     "mix-worlds": Mutant(MixWorlds, "6", 1000),
     "admit-over-living": Mutant(AdmitOverLiving, "9", 1000),
     "admit-older-term": Mutant(AdmitOlderTerm, "9", 4000),
