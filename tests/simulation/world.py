@@ -214,6 +214,8 @@ class World:
         message, key = instruction.message, (keeper.node, instruction.to_node)
         if type(message) is m.MemoryCommitted:
             self.promise_memory(keeper, message)
+        elif type(message) is m.RestoreOrdered:
+            self.check_part(keeper)
         elif type(message) is m.TermOpened:
             self.note_part(keeper)
         elif type(message) is m.CopiesWanted:
@@ -232,13 +234,18 @@ class World:
         One that ordered restores and gave up has named nothing: no trainer went on.
         """
         coordinator = keeper.coordinator.state
+        if coordinator.is_in_same_term:
+            part = coordinator.parts[0]
+            self.oracle.begin_part(part, newest=part.term == self.disk.term)
+
+    def check_part(self, keeper: Keeper) -> None:
+        """A coordinator orders restores for that.  What it learns later, it could not heed."""
+        coordinator = keeper.coordinator.state
         if not coordinator.is_in_same_term:
             return
         part = coordinator.parts[0]
-        assert part.parent is not None
         if part.parent in keeper.nan | self.oracle.seen_nan:
             self.oracle.fail(f"term {part.term} goes on from {part.parent}, which is suspect")
-        self.oracle.begin_part(part, newest=part.term == self.disk.term)
 
     def promise_memory(self, keeper: Keeper, message: m.MemoryCommitted) -> None:
         """A coordinator says all ranks hold it: from now on that must be true."""
