@@ -33,6 +33,9 @@ LATE_S = 10.0
 """One that still imports gets so much longer: it is ahead of a fresh one.  Signals wait as long."""
 IMPORTS_TAKEN_S = 60.0
 """A process that has not read its imports by then is stopped, or its Python does not start."""
+BEGINS_S = 2.0
+"""The Python of one that has just been started reads its imports within so long, or is not waited
+for."""
 END_S = 5.0
 """A process that is killed is waited for so long: one in a call of a file system may not end."""
 MEMORY_LOOK_S = 5.0
@@ -270,7 +273,8 @@ class StandbyPool:
         self._hear(place)
         if place.refused:
             return None
-        if not place.channel.flush() or (not place.ready and not self._is_last(place)):
+        is_ahead = place.ready or self._is_last(place)
+        if not is_ahead or not place.channel.flush(BEGINS_S):
             self._say("the standby was still being made", now=True)
             return None
         arguments = (settings["entrypoint"], *map(str, settings["args"]))

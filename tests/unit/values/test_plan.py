@@ -17,7 +17,7 @@ def due(plan: CheckpointPlan, last: int, *, window: int = 1, tier: str = "disk")
 def test_without_a_profile_the_first_checkpoints_are_early() -> None:
     """At doubling steps, of both tiers: steps may last minutes before anything is known."""
     plan = plan_without_profile(Goal())
-    assert due(plan, 320) == [2, 4, 8, 16, 32, 64, 100, 200, 300]
+    assert due(plan, 320) == [1, 2, 4, 8, 16, 32, 64, 100, 200, 300]
     assert due(plan, 320, tier="memory") == due(plan, 320)
 
 
@@ -31,7 +31,7 @@ def test_a_shorter_interval_ends_the_early_ones() -> None:
     """As after a change of the plan."""
     plan = plan_without_profile(Goal())
     tiers = tuple(replace(tier, interval_steps=10) for tier in plan.tiers)
-    assert due(replace(plan, tiers=tiers), 30) == [2, 4, 8, 10, 20, 30]
+    assert due(replace(plan, tiers=tiers), 30) == [1, 2, 4, 8, 10, 20, 30]
 
 
 @pytest.mark.parametrize("pins", [Pins(disk_interval_steps=40), Pins(memory_interval_steps=40)])
@@ -40,9 +40,9 @@ def test_a_pinned_interval_has_no_early_checkpoints(pins: Pins) -> None:
     assert due(plan_without_profile(Goal(pins=pins)), 200, tier="memory")[0] == 40
 
 
-def test_a_run_that_measures_itself_begins_at_its_own_interval() -> None:
-    """Its first checkpoints are samples of one kind."""
-    assert due(plan_while_measured(Goal()), 24) == [8, 16, 24]
+def test_a_run_that_measures_itself_is_protected_at_once() -> None:
+    """Its steps may last an hour; samples of one kind come at its own interval."""
+    assert due(plan_while_measured(Goal()), 24) == [1, 2, 4, 8, 16, 24]
 
 
 def test_a_tier_that_is_off_has_none() -> None:

@@ -70,7 +70,7 @@ def test_a_store_that_fails_ends_no_training_and_is_said(tmp_path: Path) -> None
     code, told = run(tmp_path, "r", store.as_uri(), 20)
     assert code == 0, told
     assert "object store degraded" in told
-    assert "the copier ended with 74" in told
+    assert "the copier ended with exit code 74" in told
 
 
 def test_a_store_that_cannot_be_asked_begins_nothing_anew_by_itself(tmp_path: Path) -> None:
