@@ -185,7 +185,7 @@ class Oracle:
 
     def promise_protected(self, generation: Generation, promise: Promise) -> None:
         """From now on it may be lost only if a shard loses all copies, and its set too many."""
-        if not self.protected or generation > max(self.protected):
+        if not self.protected or generation >= max(self.protected):
             self.protected = {generation: promise}
 
     def lost(self, node: int, ranks: set[int] | None = None) -> None:

@@ -102,6 +102,8 @@ class World:
         ] = {}
         """(replicated ranks by node, parity sets) of the round of each generation: a plan may have
         changed the scheme when its end is told."""
+        self.promised: dict[Generation, Any] = {}
+        """Those by which each was called protected last: a new scheme frees what it replaces."""
         self.channels: dict[tuple[int, int], deque[m.WireMessage]] = {}
         self.blocked: set[tuple[int, int]] = set()
         self.launch = ("L0", -1)
@@ -280,11 +282,14 @@ class World:
             if self.slots <= 2:
                 self.oracle.protected.clear()
             return
-        if generation in self.oracle.protections or self.slots == 1:
+        placed = self.placements.get(generation)
+        is_known = generation in self.oracle.protections
+        if (is_known and self.promised.get(generation) == placed) or self.slots == 1:
             return
         if keeper.coordinator.state.nodes != self.nodes_of:
             return
         self.oracle.protections.add(generation)
+        self.promised[generation] = placed
         coordinator = keeper.coordinator.state
         placed_now = coordinator.replicated, coordinator.sets
         replicated, sets = self.placements.get(generation, placed_now)
@@ -310,6 +315,8 @@ class World:
         # A keeper that comes back says what it lacks, and has not read what it has.
         known = absent and all(keeper.back.get(n) == self.lost_so_far() for _, n in absent)
         undisturbed = began == self.lost_so_far() or known
+        if is_known:
+            self.oracle.protected.pop(generation, None)
         if missing and undisturbed and keeper.coordinator.state.term == self.disk.term:
             self.oracle.fail(f"{generation} was called protected; (rank, node) without: {missing}")
         if not missing and generation.term == self.disk.term:
