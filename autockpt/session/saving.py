@@ -693,6 +693,8 @@ class Saver:
         waited, self._is_put_off = self._is_put_off, False
         if waited or self._is_wanted(step) or self._is_last(step):
             return False
+        if self._rank.job.world_size > 1:
+            return False  # ranks may see other ends, and a checkpoint needs all of them
         if self._position.is_at_epoch_end:
             self._is_put_off = True
             self._withdraw_asked(step, f"the epoch ends here; {t.WITHDRAWN}")

@@ -296,12 +296,11 @@ class Boundaries:
         began = self._saver.begin_boundary()
         self._position.look_for_generators(begins=True, trains=True)
         self._note_flags()
-        if step == self._rank.start_step + 1 and self._rank.attempt == self._rank.first_attempt:
+        first = self._rank.start_step + 1
+        is_first = step == first and self._rank.attempt == self._rank.first_attempt
+        if is_first:
             self._rank.emit(t.FirstIterationEnded(at_s=began, rank=self._job.rank, step=step))
-            self._notices.warn_of_schedulers()
-            self._notices.warn_of_loaders()
-            self._notices.warn_of_carried_values()
-        self._notices.warn_of_attributes()
+        self._notices.look(is_first=is_first)
         if step == self._rank.start_step + IMPORTED_STEPS and not self._has_written_imports:
             self._write_imports()
         whole = self._iterations.has_stepped or not self._rank.live.optimizers

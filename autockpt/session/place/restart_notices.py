@@ -1,11 +1,13 @@
 """Notices about state that a restart would lose or overwrite, as far as this training shows it."""
 
+import contextlib
 import sys
 import time
 import weakref
 
 import torch
 
+from autockpt.executors.linux.signal_errors import is_from_handler
 from autockpt.executors.state.live_state import inner_objects
 from autockpt.executors.state.wrapping import unattached_schedulers
 from autockpt.session.base import RankState
@@ -25,6 +27,7 @@ from autockpt.session.place.script.carried_values import (
 from autockpt.session.place.script.unattached import UnattachedState
 from autockpt.session.place.train_state import AttributeState
 from autockpt.session.place.training_position import TrainingPosition
+from autockpt.values.errors import ConfigError
 
 LOOK_PAUSE_S, LOOK_GROWTH, MOST_PAUSE_S = 1.0, 1.5, 600.0
 """Between looks for attributes that change: the first pause, each next one's ratio, the longest."""
@@ -44,12 +47,29 @@ class RestartNotices:
         self._others: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         """Optimizers that have stepped and are not attached."""
         self._attributes, self._unattached = CarriedAttributes(), UnattachedState()
+        self._has_failed = False
         self._said = 0
         """Notices about attributes."""
         self._look_at_s = 0.0
         """When attributes are looked at next, CLOCK_MONOTONIC, and"""
         self._look_pause_s = LOOK_PAUSE_S
         """the pause behind that."""
+
+    def look(self, *, is_first: bool) -> None:
+        """At a boundary; `is_first`: of this process.  A failure here costs notices alone."""
+        if self._has_failed:
+            return
+        try:
+            if is_first:
+                self.warn_of_schedulers()
+                self.warn_of_loaders()
+                self.warn_of_carried_values()
+            self.warn_of_attributes()
+        except Exception as error:
+            if is_from_handler(error):
+                raise
+            self._has_failed = True
+            self._rank.say(f"state that a restart would lose is not looked for: {error!r:.200}")
 
     def warn_of_schedulers(self) -> None:
         """A restart would begin them anew, unless the script sees to that."""
@@ -158,7 +178,10 @@ class RestartNotices:
         elif not may_keep_values(live.others.items()):
             kept = {(id(one), "") for one in inner_objects(live.others.values())}
             states = [one for one in live.others.values() if isinstance(one, AttributeState)]
-            kept |= {one.kept(name) for one in states for name in one.names}
+            for one in states:
+                for name in one.names:
+                    with contextlib.suppress(ConfigError):  # the script has taken it away
+                        kept.add(one.kept(name))
             attached = [*live.models.values(), *inner_objects(live.others.values())]
             for notice in (
                 self._attributes.look(frame, kept), self._unattached.look(frame, attached)

@@ -26,7 +26,6 @@ from autockpt.executors.storage.directory.records import lossy_notice
 from autockpt.session.base import RankState
 from autockpt.session.place.gradient_buckets import GradientBuckets
 from autockpt.session.place.position import is_script
-from autockpt.session.place.script.frames import is_script_file
 from autockpt.session.place.script.generators import ScriptGenerators
 from autockpt.values import telemetry as t
 from autockpt.values.errors import AutockptError, ConfigError
@@ -344,7 +343,6 @@ class TrainingPosition:
                 "mark": self._training_mark, "evaluates": lambda: not torch.is_grad_enabled(),
                 "again": self._begin_again, "empty": lambda: self._end_others(name),
                 "say": lambda text: rank.report_degraded("loop", text),
-                "is_script": lambda frame: is_script_file(frame.f_code.co_filename),
             }  # fmt: skip
         loader: EpochLoader = EpochLoader(
             dataloader, ahead=ahead, begin=begin, first=self._begin_pass,

@@ -1,12 +1,14 @@
 """Passes over `ckpt.loader` that train nothing, and work in front of an epoch, across a restart."""
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, Subset
 
+import autockpt
 from tests.jobs.session.test_epochs import EPOCH, EPOCHS, Style, Training, by_its_loader, trained
 from tests.support import trainings
 
@@ -116,29 +118,73 @@ def test_a_checkpoint_waits_for_the_next_epoch(
 
 
 @EMPTY
-def test_a_look_where_no_batch_is_left(
+def test_next_where_no_batch_is_left_begins_the_next_epoch(
     attach: Callable[..., Any], new_run: Callable[..., str]
 ) -> None:
-    """A checkpoint of an epoch's end, as of a stop: `next` gives a batch all the same."""
+    """A loop by `next` that makes another iterator at the end of each."""
 
-    def stopping(training: Training) -> None:
+    def stepping(training: Training) -> None:
         ckpt = training.attach()
         loader = ckpt.loader(training.loader)
-        look(training, loader)
-        for epoch in range(loader.epoch, EPOCHS):
-            for batch in loader:
-                if training.start + len(training.steps) == EPOCH - 1:
-                    ckpt.save()
-                if training.train(epoch, batch[0]):
-                    return
-            training.end_epoch(epoch)
+        batches, epoch = iter(loader), loader.epoch
+        while epoch < EPOCHS:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                batches, epoch = iter(loader), epoch + 1
+                continue
+            if training.start + len(training.steps) == EPOCH - 1:
+                ckpt.save()
+            if training.train(epoch, batch[0]):
+                return
 
-    whole = trained(attach, trainings.prepare(new_run("whole"), trainings.plan()), stopping)
+    whole = trained(attach, trainings.prepare(new_run("whole"), trainings.plan()), stepping)
     run_dir = trainings.prepare(new_run(), trainings.plan(memory=99, disk=99))
-    trained(attach, run_dir, stopping, saved=EPOCH, stop=EPOCH)
-    again = trained(attach, run_dir, stopping)
+    trained(attach, run_dir, stepping, saved=EPOCH, stop=EPOCH)
+    again = trained(attach, run_dir, stepping)
     assert again.start == EPOCH
     assert again.steps == whole.steps[EPOCH:]
+
+
+def test_a_batch_of_a_new_pass_in_each_step(
+    attach: Callable[..., Any], new_run: Callable[..., str]
+) -> None:
+    """`next(iter(loader))` drops its iterator before the training."""
+
+    def stepping(training: Training) -> None:
+        training.loader = DataLoader(
+            training.loader.dataset, batch_size=2, shuffle=True,
+            generator=torch.Generator().manual_seed(3),
+        )  # fmt: skip
+        loader = training.attach().loader(training.loader)
+        for epoch in range(loader.epoch, 12):
+            if training.train(epoch, next(iter(loader))[0]):
+                return
+
+    whole = trained(attach, trainings.prepare(new_run("whole"), trainings.plan()), stepping)
+    run_dir = trainings.prepare(new_run(), trainings.plan(memory=6, disk=6))
+    trained(attach, run_dir, stepping, saved=6, stop=7)
+    again = trained(attach, run_dir, stepping)
+    assert again.start == 6
+    assert [step[1:] for step in again.steps] == [step[1:] for step in whole.steps[6:]]
+
+
+def test_an_attribute_that_is_taken_away_ends_no_training(
+    attach: Callable[..., Any], new_run: Callable[..., str]
+) -> None:
+    """A `TrainState.of` keeps it; the look for others goes on."""
+
+    def dropping(training: Training) -> None:
+        owner = SimpleNamespace(early=SimpleNamespace(best=1.0))
+        kept = autockpt.TrainState.of(owner, "early.best")
+        loader = training.attach(kept=kept).loader(training.loader)
+        for epoch in range(loader.epoch, EPOCHS):
+            for batch in loader:
+                owner.early = None
+                training.train(epoch, batch[0])
+
+    run_dir = trainings.prepare(new_run(), trainings.plan())
+    assert len(trained(attach, run_dir, dropping).steps) == EPOCH * EPOCHS
 
 
 def curriculum(training: Training) -> None:

@@ -9,7 +9,6 @@ fetch are kept, so that a resumed pass fetches the same batches under the same r
 """
 
 import dis
-import itertools
 import sys
 import types
 import weakref
@@ -55,6 +54,8 @@ class _Pass:
     """It is the rest of the epoch that a checkpoint was made in."""
     loop: "tuple[types.CodeType, int, int] | None" = None
     """The `for` that asks for its batches: code, and the offsets of its body."""
+    is_over: bool = False
+    """Its iterator is gone."""
     batches: int = 0
     """Batches that it handed out."""
     is_given_back: bool = False
@@ -81,7 +82,6 @@ class EpochLoader:
         again: Callable[[], None] = lambda: None,
         empty: Callable[[], None] = lambda: None,
         say: Callable[[str], None] = lambda text: None,
-        is_script: Callable[[types.FrameType], bool] = lambda frame: False,
     ) -> None:
         """`ahead`: batches that the framework fetches before it trains the one that it has; with
         more than one it says `trained` at each boundary.
@@ -94,7 +94,7 @@ class EpochLoader:
         `mark()` is another one when the training has gone on: a pass during which it stays trains
         nothing.  `evaluates()`: a pass that begins now trains nothing.  `again()` is called where
         the resumed epoch begins once more, behind a pass that gave it back, and `empty()` where it
-        has no batch left.  `say` gets notices; `is_script(frame)`: the script's code stands there.
+        has no batch left.  `say` gets notices.
         Raises ConfigError for a loader that cannot be resumed at a batch.
         """
         if ahead < 0:
@@ -105,8 +105,9 @@ class EpochLoader:
             _under_way=False, _resumed=None, _asked=False,
             _trained=None, _ended=False, _first=first, _fetches=fetches, left_after=0,
             _training=mark, _evaluates=evaluates, _again=again, _empty=empty, _say=say,
-            _asks_epoch=asks_epoch, _is_script=is_script,
-            _current=None, _loaded=None, _is_left=False, _unstarted=None, _ends_with_another=False,
+            _asks_epoch=asks_epoch,
+            _current=None, _loaded=None, _is_left=False, _left_loop=False, _unstarted=None,
+            _ends_with_another=False,
             _asks=set(), _other_data=None,
         )  # fmt: skip
 
@@ -116,6 +117,7 @@ class EpochLoader:
     def epoch(self) -> int:
         """The epoch that the next pass is, or goes on with; where a loop over epochs begins."""
         self.__dict__["_asked"] = True
+        self._settle_left()
         self._asks_epoch(sys._getframe(1))
         return int(self._place.epoch)
 
@@ -126,6 +128,7 @@ class EpochLoader:
         For a loop that counts: `enumerate(loader, loader.first_batch)`.
         """
         self._require_same_data()
+        self._settle_left()
         if self._resumed is not None and self._asks_again(sys._getframe(1)):
             self.end_epoch()
         is_whole = self._resumed is None or not self._place.under_way
@@ -303,11 +306,6 @@ class EpochLoader:
             yield from self
             return
         asking = sys._getframe(1)
-        is_empty = not self._resumed and self._place.under_way and self._place.left == 0
-        if is_empty and "CALL" in _instruction(asking) and self._is_script(asking):
-            # The script looks at a batch by `next`, which would end it with StopIteration.
-            yield from itertools.islice(self._place.loader, 1)
-            return
         if self._is_left:
             self.__dict__["_is_left"] = False
             self._again()
@@ -394,7 +392,7 @@ class EpochLoader:
     def _asks_again(self, frame: types.FrameType) -> bool:
         """The script has been here, and left the rest of the epoch: its loop wants the next one."""
         here = _stack(frame)
-        if self._is_left and here in self._asks:
+        if self._is_left and self._left_loop and here in self._asks:
             return True
         self._asks.add(here)
         return False
@@ -409,10 +407,11 @@ class EpochLoader:
 
     def _evaluation(self, iterator: Iterator[Any], notice: str) -> Iterator[Any]:
         """All batches.  The epoch under way goes on behind it, and a resumed one waits."""
-        place, mark = self._place, self._training()
+        place, mark, is_said = self._place, self._training(), False
         for batch in iterator:
             yield place.moved(batch)
-            if self._training() != mark:
+            if not is_said and self._training() != mark:
+                is_said = True
                 self._say(notice)
         if not place.by_index:
             self._say_of_own_state()
@@ -454,13 +453,25 @@ class EpochLoader:
         while self._current is not current and self._is_idle():
             self._give_back()
 
+    def _settle_left(self) -> None:
+        """As `_settle`, for passes whose iterators are gone."""
+        while self._current is not None and self._current.is_over and self._is_idle():
+            self._give_back()
+
     def _is_current(self, current: _Pass) -> bool:
         self._settle(current)
         return self._current is current
 
     def _leave(self, current: _Pass) -> None:
-        """The iterator of a pass is gone."""
-        if self._current is current and self._is_idle():
+        """The iterator of a pass is gone.
+
+        One that stands in no other pass may still train: `next(iter(loader))` drops it before.
+        """
+        current.is_over = True
+        if self._current is not current or not self._is_idle() or current.front is None:
+            return
+        around = current.front.own["_current"]
+        if around is not None and not around.is_over:
             self._give_back()
 
     def _give_back(self) -> None:
@@ -472,6 +483,7 @@ class EpochLoader:
         if current.is_rest:
             self.load(self._loaded)
             self.__dict__["_is_left"] = True
+            self.__dict__["_left_loop"] = not self._ended and current.loop is not None
         elif stood_within:
             self._say_of_own_state()
 
@@ -529,14 +541,18 @@ _TRAINS_WITHOUT_GRADIENTS = (
 )
 
 
-def _instruction(frame: types.FrameType) -> str:
-    return dis.opname[frame.f_code.co_code[frame.f_lasti]]
+def _offset(frame: types.FrameType) -> int:
+    """Of the instruction at hand; where that was specialised, Python may name a cache behind it."""
+    code, offset = frame.f_code.co_code, frame.f_lasti
+    while offset > 0 and dis.opname[code[offset]] == "CACHE":
+        offset -= 2
+    return offset
 
 
 def _loop_of(frame: types.FrameType) -> tuple[types.CodeType, int, int] | None:
     """Code and offsets of the `for` that asks for a batch; None: another instruction does."""
-    code, begin = frame.f_code, frame.f_lasti
-    if _instruction(frame) != "FOR_ITER":
+    code, begin = frame.f_code, _offset(frame)
+    if dis.opname[code.co_code[begin]] != "FOR_ITER":
         return None
     ends = (one.argval for one in dis.get_instructions(code) if one.offset == begin)
     return code, begin, next(ends)
@@ -546,6 +562,6 @@ def _stack(frame: types.FrameType | None) -> tuple[tuple[types.CodeType, int], .
     """The instructions that the script stands at, innermost first."""
     found = []
     while frame is not None:
-        found.append((frame.f_code, frame.f_lasti))
+        found.append((frame.f_code, _offset(frame)))
         frame = frame.f_back
     return tuple(found)
