@@ -433,7 +433,7 @@ class RunDirectory:
         """
         files = self._event_files()
         tail_bytes = max(LEAST_BYTES, LATE_BYTES // max(1, len(files)))
-        starts = self._newest_record(self.rank_telemetry(0), ("RunStarted",))
+        starts = next(self._starts(self.rank_telemetry(0), 1), None)
         found = []
         for path in files:
             lines = list(_json_lines(path, tail_bytes=tail_bytes, without=b'"IterationsTimed"'))
@@ -542,12 +542,22 @@ class RunDirectory:
                 steps += found
                 began_s = min(began_s, float((start or {}).get("at_s", -math.inf)))
         for path in self._keeper_files():
+            failures: list[int] = []
+            newest_s = -math.inf
             for _, data in _json_lines(path, tail_bytes=TAIL_BYTES):
+                at_s = float(data.get("at_s", newest_s))
+                if at_s < newest_s - _CLOCK_SLACK_S:
+                    failures.clear()  # of another boot, with a clock of its own
+                newest_s = at_s
                 generation = _generation(str(data.get("generation", "")))
-                late = data.get("event") == "FailureObserved" and data.get("at_s", 0.0) >= began_s
                 known = generation is not None and line.term in (None, generation.term)
-                if (late or known or line.term is None) and isinstance(data.get("step"), int):
-                    steps.append(data["step"])
+                if isinstance(data.get("step"), int):
+                    if data.get("event") == "FailureObserved" and at_s >= began_s:
+                        failures.append(data["step"])
+                    elif known or line.term is None:
+                        steps.append(data["step"])
+            if newest_s <= time.monotonic() or line.term is None:
+                steps += failures
         return max(steps, default=None)
 
     def newest_generation(self) -> Generation | None:
@@ -584,7 +594,7 @@ class RunDirectory:
         """Whether a generation became durable behind these ends (`log_ends`)."""
         names = ("CheckpointDurable",)
         return any(
-            self._newest_record(path, names, begin=ends.get(path.name, 0), most_bytes=None)
+            next(self._records(path, names, begin=ends.get(path.name, 0), most_bytes=None), None)
             for path in self._keeper_files()
         )
 
@@ -694,17 +704,6 @@ class RunDirectory:
                         names.append(found)
                         break
         return max(names, default=None)
-
-    def _newest_record(
-        self,
-        path: Path,
-        events: tuple[str, ...],
-        *,
-        begin: int = 0,
-        most_bytes: int | None = SOUGHT_BYTES,
-    ) -> dict[str, Any] | None:
-        """The newest of these events in a file; of its last `most_bytes` alone."""
-        return next(self._records(path, events, begin=begin, most_bytes=most_bytes), None)
 
     def _records(
         self,

@@ -5,6 +5,7 @@ through the loops from the first one on repeats the work behind trained loops: a
 twice.  A restart that goes on within an epoch repeats the work in front of it.
 """
 
+import linecache
 import types
 from typing import Any
 
@@ -27,8 +28,8 @@ class RepeatedWork:
         """From the first loop on that has nothing left."""
         self._held_in_front: HeldState | None = None
         """From the moment on at which the script asked where its loop over epochs begins."""
-        self._mark_in_front: list[Any] = []
-        """Of the random state at that moment."""
+        self._mark_in_front: list[Any] | None = None
+        """Of the random state at that moment; None where that is not the head of the loop."""
         self._again: set[str] = set()
         """Objects that were put back."""
         self._changed: list[str] = []
@@ -69,7 +70,8 @@ class RepeatedWork:
             return
         try:
             self._held_in_front = HeldState(self._rank.live, sums=False)
-            self._mark_in_front = self._position.random_mark()
+            at_head = _is_head_of_loop(frame)
+            self._mark_in_front = self._position.random_mark() if at_head else None
         except Exception as error:
             if is_from_handler(error):
                 raise
@@ -90,8 +92,8 @@ class RepeatedWork:
                 f"{these}: put back to step {rank.start_step}"
                 f"{_BEGINNING if self._position.loaders else ''}"
             )
-        if self._mark_in_front != self._position.random_mark():
-            self._mark_in_front = self._position.random_mark()
+        mark, self._mark_in_front = self._mark_in_front, None
+        if mark not in (None, self._position.random_mark()):
             rank.say(
                 "random numbers were drawn in front of an epoch that a restart goes on with. If "
                 "they made its data, the rest of it has other data than its beginning. Draw such "
@@ -145,3 +147,12 @@ class RepeatedWork:
                 "work behind loops that are trained already could not be taken back: "
                 f"{error!r:.200}",
             )
+
+
+def _is_head_of_loop(frame: types.FrameType) -> bool:
+    """The line is that of a `for`, as in `for epoch in range(loader.epoch, epochs)`.
+
+    Elsewhere the script may set more up behind it, which draws and belongs to no epoch.
+    """
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
+    return line.lstrip().startswith("for ")

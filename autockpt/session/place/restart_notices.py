@@ -61,17 +61,17 @@ class RestartNotices:
             return
         try:
             if is_first:
-                self.warn_of_schedulers()
-                self.warn_of_loaders()
-                self.warn_of_carried_values()
-            self.warn_of_attributes()
+                self._warn_of_schedulers()
+                self._warn_of_loaders()
+                self._warn_of_carried_values()
+            self._warn_of_attributes()
         except Exception as error:
             if is_from_handler(error):
                 raise
             self._has_failed = True
             self._rank.say(f"state that a restart would lose is not looked for: {error!r:.200}")
 
-    def warn_of_schedulers(self) -> None:
+    def _warn_of_schedulers(self) -> None:
         """A restart would begin them anew, unless the script sees to that."""
         live = self._rank.live
         for name in unattached_schedulers(live.optimizers, inner_objects(live.others.values())):
@@ -131,7 +131,7 @@ class RestartNotices:
         if not (is_saved or self._place.framework or framework_of(sys._getframe(1))):
             self._rank.loaded_behind = step
 
-    def warn_of_loaders(self) -> None:
+    def _warn_of_loaders(self) -> None:
         """A script that begins its loop at the step count may still begin its data anew."""
         position, others = self._position, self._rank.live.others.items()
         has_place = position.data is not None or position.loaders or may_hold_place(others)
@@ -147,7 +147,7 @@ class RestartNotices:
                 'script does so by itself, say so by attach(data="script")'
             )
 
-    def warn_of_carried_values(self) -> None:
+    def _warn_of_carried_values(self) -> None:
         """An attached object of the script's may put them back; else the user reads of them.
 
         With `attach` alone a model's call is the boundary, which may stand in a loop of its own.
@@ -167,7 +167,7 @@ class RestartNotices:
         if found is not None:
             self._rank.report_degraded("carried values", found.warning)
 
-    def warn_of_attributes(self) -> None:
+    def _warn_of_attributes(self) -> None:
         """Objects of the script may carry values on, which show when they have changed."""
         now_s, began_s = time.monotonic(), time.thread_time()
         if now_s < self._look_at_s or self._said >= MOST_NOTICES:

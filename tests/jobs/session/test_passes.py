@@ -187,6 +187,65 @@ def test_an_attribute_that_is_taken_away_ends_no_training(
     assert len(trained(attach, run_dir, dropping).steps) == EPOCH * EPOCHS
 
 
+def without_a_gradient(training: Training) -> None:
+    """Weights are moved by hand, as in evolution: the whole training is under no_grad."""
+    with torch.no_grad():
+        ckpt = training.ckpt = training._attach(model=training.model, run_dir=training.run_dir)
+        training.start = ckpt.restored.step if ckpt.restored else 0
+        loader = ckpt.loader(training.loader)
+        for epoch in range(loader.epoch, EPOCHS):
+            for batch in loader:
+                step = training.start + len(training.steps)
+                training.steps.append((epoch, float(batch[0].sum()), 0.0))
+                training.model.weight += batch[0].mean()
+                if step % EPOCH == 1:
+                    evaluate(training, loader)
+                ckpt.step()
+                if step == training.start + 1:
+                    assert ckpt._client.wait_until(lambda: bool(ckpt._client.slots), 60)
+                if step + 1 == training.saved > training.start:
+                    assert ckpt.wait_durable(60)
+                if step == training.stop:
+                    return
+
+
+def test_a_training_without_gradients_has_its_epochs(
+    attach: Callable[..., Any], new_run: Callable[..., str]
+) -> None:
+    """What looks like an evaluation may train; a checkpoint says so of its loader."""
+    plain = trainings.prepare(new_run("whole"), trainings.plan())
+    whole = trained(attach, plain, without_a_gradient)
+    assert [epoch for epoch, *_ in whole.steps] == [e for e in range(EPOCHS) for _ in range(EPOCH)]
+    run_dir = trainings.prepare(new_run(), trainings.plan(memory=6, disk=6))
+    trained(attach, run_dir, without_a_gradient, saved=6, stop=7)
+    again = trained(attach, run_dir, without_a_gradient)
+    assert again.start == 6
+    assert again.steps == whole.steps[6:]
+
+
+def helper_twice(training: Training) -> None:
+    """Two whole passes from one line, in front of the loop: no limit of batches."""
+    loader = training.attach().loader(training.loader)
+    for _ in range(2):
+        evaluate(training, loader)
+    for epoch in range(loader.epoch, EPOCHS):
+        for batch in loader:
+            if training.train(epoch, batch[0]):
+                return
+
+
+def test_two_passes_from_one_line_end_no_epoch(
+    attach: Callable[..., Any], new_run: Callable[..., str]
+) -> None:
+    """The rest of the epoch that was resumed is trained behind them."""
+    whole = trained(attach, trainings.prepare(new_run("whole"), trainings.plan()), helper_twice)
+    run_dir = trainings.prepare(new_run(), trainings.plan(memory=6, disk=6))
+    trained(attach, run_dir, helper_twice, saved=6, stop=7)
+    again = trained(attach, run_dir, helper_twice)
+    assert again.start == 6
+    assert again.steps == whole.steps[6:]
+
+
 def curriculum(training: Training) -> None:
     """Other data in each epoch."""
     ckpt = training.attach()

@@ -54,6 +54,8 @@ class _Pass:
     """It is the rest of the epoch that a checkpoint was made in."""
     loop: "tuple[types.CodeType, int, int] | None" = None
     """The `for` that asks for its batches: code, and the offsets of its body."""
+    is_quiet: bool = False
+    """It began as evaluations do."""
     is_over: bool = False
     """Its iterator is gone."""
     batches: int = 0
@@ -92,9 +94,9 @@ class EpochLoader:
         the script reads `epoch`.
 
         `mark()` is another one when the training has gone on: a pass during which it stays trains
-        nothing.  `evaluates()`: a pass that begins now trains nothing.  `again()` is called where
-        the resumed epoch begins once more, behind a pass that gave it back, and `empty()` where it
-        has no batch left.  `say` gets notices.
+        nothing.  `evaluates()`: a pass that begins now is an evaluation, unless it trains.
+        `again()` is called where the resumed epoch begins once more, behind a pass that gave it
+        back, and `empty()` where it has no batch left.  `say` gets notices.
         Raises ConfigError for a loader that cannot be resumed at a batch.
         """
         if ahead < 0:
@@ -108,7 +110,7 @@ class EpochLoader:
             _asks_epoch=asks_epoch,
             _current=None, _loaded=None, _is_left=False, _left_loop=False, _unstarted=None,
             _ends_with_another=False,
-            _asks=set(), _other_data=None,
+            _asks=set(), _other_data=None, _trains_quietly=False,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ the public face
@@ -136,7 +138,9 @@ class EpochLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """The rest of the epoch that a checkpoint was made in, else a whole one."""
-        if self._evaluates():
+        is_quiet = self._evaluates()
+        is_waited_for = self._resumed is not None or self._other_data is not None
+        if is_quiet and not self._trains_quietly and (is_waited_for or self._is_in_pass()):
             return self._evaluation(iter(self._place.loader), _TRAINS_WITHOUT_GRADIENTS)
         self._require_same_data()
         if self._is_within_loop(sys._getframe(1)):
@@ -151,8 +155,10 @@ class EpochLoader:
             return made
         front = self._standing()
         self.end_left_epoch()
-        self._fetches()
+        if not is_quiet:
+            self._fetches()
         current = self._enter(front)
+        current.is_quiet = is_quiet
         return self._pass(self._place.begin(), current)
 
     @property
@@ -224,6 +230,7 @@ class EpochLoader:
         if self._is_idle():
             return self._state_in_front()
         place = self._place
+        more = {"quiet": True} if self._trains_quietly else {}
         if self._ahead > 1 and self._trained is None:
             raise ConfigError(
                 f"ckpt.loader(ahead={self._ahead}): call loader.trained(count) before ckpt.step(), "
@@ -232,7 +239,7 @@ class EpochLoader:
         count = self._ahead if self._trained is None else place.index - self._trained
         count = max(0, min(count, place.index, len(self._before)))
         pending = list(self._before)[len(self._before) - count :]
-        state: dict[str, Any] = place.state()
+        state: dict[str, Any] = place.state() | more
         state["index"] -= len(pending)
         if pending and "loader" in state:
             state["loader"] = pending[0].own
@@ -249,7 +256,7 @@ class EpochLoader:
         fetches = state.get("fetches", ())
         drawing = state.get("fetches_drawing") or [{}] * len(fetches)
         self.__dict__["_resumed"] = list(zip(fetches, drawing, strict=True))
-        self.__dict__["_loaded"] = state
+        self.__dict__.update(_loaded=state, _trains_quietly=bool(state.get("quiet")))
 
     def load_if_same(self, state: dict[str, Any]) -> None:
         """As `load`; where the data are other ones, the error waits until a batch is asked for.
@@ -357,7 +364,8 @@ class EpochLoader:
                     self._say(_SIDE_BY_SIDE)
                     yield from map(place.moved, iterator)
                     return
-                self._fetches()
+                if not current.is_quiet:
+                    self._fetches()
                 if self._ahead:
                     self._note(_Fetch(rng_state(), self._own_state(), place.drawn()))
                 if not place.index:
@@ -396,6 +404,10 @@ class EpochLoader:
             return True
         self._asks.add(here)
         return False
+
+    def _is_in_pass(self) -> bool:
+        """An iterator of the training's lives."""
+        return self._current is not None and not self._current.is_over
 
     def _is_within_loop(self, frame: types.FrameType) -> bool:
         """The body of a `for` over a pass runs, so another pass that begins is no epoch."""
@@ -447,6 +459,7 @@ class EpochLoader:
         """The pass under way is an epoch, for good."""
         if self._current is not None:
             self._current.front = None
+            self.__dict__["_trains_quietly"] = self._current.is_quiet
 
     def _settle(self, current: _Pass | None) -> None:
         """Passes that trained nothing give their place back, up to that of `current`."""
@@ -478,12 +491,13 @@ class EpochLoader:
         """The loader stands where it stood in front of the pass."""
         current = self._current
         current.is_given_back = True
+        was_left = not self._ended
         stood_within = current.front.own["_under_way"] and not self._place.by_index
         self._stand_at(current.front)
         if current.is_rest:
             self.load(self._loaded)
             self.__dict__["_is_left"] = True
-            self.__dict__["_left_loop"] = not self._ended and current.loop is not None
+            self.__dict__["_left_loop"] = was_left and current.loop is not None
         elif stood_within:
             self._say_of_own_state()
 
@@ -544,7 +558,7 @@ _TRAINS_WITHOUT_GRADIENTS = (
 def _offset(frame: types.FrameType) -> int:
     """Of the instruction at hand; where that was specialised, Python may name a cache behind it."""
     code, offset = frame.f_code.co_code, frame.f_lasti
-    while offset > 0 and dis.opname[code[offset]] == "CACHE":
+    while 0 < offset < len(code) and dis.opname[code[offset]] == "CACHE":
         offset -= 2
     return offset
 
@@ -552,10 +566,9 @@ def _offset(frame: types.FrameType) -> int:
 def _loop_of(frame: types.FrameType) -> tuple[types.CodeType, int, int] | None:
     """Code and offsets of the `for` that asks for a batch; None: another instruction does."""
     code, begin = frame.f_code, _offset(frame)
-    if dis.opname[code.co_code[begin]] != "FOR_ITER":
-        return None
-    ends = (one.argval for one in dis.get_instructions(code) if one.offset == begin)
-    return code, begin, next(ends)
+    found = (one for one in dis.get_instructions(code) if one.offset == begin)
+    asking = next(found, None)
+    return (code, begin, asking.argval) if asking and asking.opname == "FOR_ITER" else None
 
 
 def _stack(frame: types.FrameType | None) -> tuple[tuple[types.CodeType, int], ...]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,9 +28,11 @@ from autockpt.values.status import RunStatus
 from autockpt.values.telemetry import (
     CheckpointDurable,
     Event,
+    FailureObserved,
     IterationsTimed,
     MemoryCommitted,
     RunEnded,
+    RunStarted,
     event_data,
 )
 from tests.support.profiles import example_profile
@@ -223,6 +226,22 @@ def test_the_newest_of_everything_is_cheap_to_know(run: RunDirectory) -> None:
     assert run.newest_generation() == Generation(term=1, step=42)
     assert run.newest_durable() == Generation(term=1, step=10)
     assert run.attached
+
+
+def test_a_failure_of_an_earlier_boot_tells_no_newest_step(run: RunDirectory) -> None:
+    """Its clock is another one: seconds since a start cannot be compared."""
+    lost = {"rank": -1, "what": "trainer", "failed_rank": 0, "pid": 1, "detail": "d"}
+    began = RunStarted(
+        at_s=50.0, rank=0, wall=utc_now(), run_id="r", term=2, world_size=1, pid=1, plan_id="p",
+        plan_version=1, state_bytes=1, restart_count=0, resumed="step 40 (term 1)",
+    )  # fmt: skip
+    log(run, "rank-00000.jsonl", began)
+    old = FailureObserved(at_s=90_000.0, step=5000, **lost)
+    log(run, "keeper-000.jsonl", old, FailureObserved(at_s=60.0, step=44, **lost))
+    assert run.newest_step() == 44
+    (run.telemetry / "keeper-000.jsonl").unlink()
+    log(run, "keeper-000.jsonl", replace(old, at_s=time.monotonic() + 1e6))
+    assert run.newest_step() == 40
 
 
 def test_failures_append(run: RunDirectory) -> None:
