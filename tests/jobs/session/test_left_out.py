@@ -38,7 +38,7 @@ MAKES = [of_values, of_attributes]
 def train(attach: Callable[..., Any], run_dir: str, make: Callable[[], Any], stop: int) -> Any:
     """(saved values that the loop began with, first step) of a training up to `stop`.
 
-    The value is a path in steps 3 and 4, and text from then on.
+    The value is a path from step 3 on where the training is left, and text where it goes on.
     """
     torch.manual_seed(0)
     model = torch.nn.Linear(1, 1)
@@ -51,7 +51,7 @@ def train(attach: Callable[..., Any], run_dir: str, make: Callable[[], Any], sto
         optimizer.step()
         assert step == 0 or ckpt._client.wait_until(lambda: bool(ckpt._client.slots), 60)
         if step >= 3:
-            put(pathlib.Path("best.pt") if step < LEFT else "best.pt")
+            put(pathlib.Path("best.pt") if stop < TOTAL else "best.pt")
         if step + 1 == stop < TOTAL:
             ckpt.step()
             break
