@@ -152,7 +152,7 @@ def peek(run_dir: str) -> Peeked | None:
     `attach`, `ckpt.restored` says which one it was.  Raises CorruptCheckpointError for damage, and
     ConfigError or NoCheckpointError where the path names one checkpoint that is not there.
     """
-    from autockpt.integrations.convert.peeking import newest_progress
+    from autockpt.integrations.formats.convert.peeking import newest_progress
 
     found = newest_progress(run_dir)
     return None if found is None else Peeked(generation=found[0], step=found[1], extra=found[2])
@@ -191,8 +191,8 @@ def load(path: str, *, generation: str | None = None, rank: int | None = None) -
     ConfigError if `path` is no checkpoint, CorruptCheckpointError for damage.
     """
     from autockpt.executors.storage.directory.records import lossy_notice
-    from autockpt.integrations.tree.lazy_tree import materialised
-    from autockpt.integrations.tree.loading import Source, read_from
+    from autockpt.integrations.formats.tree.lazy_tree import materialised
+    from autockpt.integrations.formats.tree.loading import Source, read_from
 
     def whole(source: Source) -> tuple[dict[str, Any], str]:
         return materialised(source.tree), source.lossy

@@ -223,8 +223,8 @@ BANNED = {
 BANNED_EXCEPT = {
     "exec": ("cli.script_runner",),
     "pickle": ("integrations.dcp.metadata", "launch.in_process.inputs"),
-    "torch.load": ("integrations.files.torch_file",),
-    "torch.save": ("integrations.files.torch_file",),
+    "torch.load": ("integrations.formats.files.torch_file",),
+    "torch.save": ("integrations.formats.files.torch_file",),
 }
 """Where a banned construct is the purpose: `cli/script_runner.py` runs the user's script; torch's
 files are read with weights_only=True, and DCP's metadata by an unpickler for which no name is a
@@ -624,7 +624,6 @@ MOST_ENTRIES = 12
 CROWDED = {
     "": 18, "values": 20, "session": 15, "policies": 13, "policies/presets": 14,
     "executors/keeper": 14, "reports/analysis": 13,
-    "integrations": 13,
 }  # fmt: skip
 """Folders with more entries than a person takes in at once; a number here may only fall."""
 

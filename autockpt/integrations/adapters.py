@@ -4,9 +4,11 @@ No framework is imported: a script is known by the packages that it imports and 
 """
 
 import ast
+import importlib
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from autockpt.values.errors import ConfigError
@@ -19,7 +21,7 @@ class Adapter:
     framework: str
     """Its name, as its own documentation writes it."""
     module: str
-    """Below `autockpt.integrations`, where its last part is its public name."""
+    """Its name below `autockpt.integrations`."""
     extra: str
     """The extra in `pip install autockpt[...]`; also the environment of its tests."""
     packages: tuple[str, ...]
@@ -36,7 +38,7 @@ class Adapter:
 
 ADAPTERS = (
     Adapter(
-        framework="Ray Train", module="engines.ray", extra="ray",
+        framework="Ray Train", module="ray", extra="ray",
         packages=("ray",), calls=("TorchTrainer",),
         line="ckpt = autockpt.integrations.ray.attach(model=model, optimizer=optimizer, "
         "data=loader)",
@@ -83,7 +85,7 @@ ADAPTERS = (
         name="accelerator",
     ),
     Adapter(
-        framework="DeepSpeed", module="engines.deepspeed", extra="deepspeed",
+        framework="DeepSpeed", module="deepspeed", extra="deepspeed",
         packages=("deepspeed",), calls=("initialize",),
         line="ckpt = autockpt.integrations.deepspeed.protect({name})",
         where="behind deepspeed.initialize(...); then loader = ckpt.loader(loader), and epochs "
@@ -91,13 +93,30 @@ ADAPTERS = (
         name="engine",
     ),
     Adapter(
-        framework="TorchTitan", module="engines.torchtitan", extra="torchtitan",
+        framework="TorchTitan", module="torchtitan", extra="torchtitan",
         packages=("torchtitan",), calls=("build", "Trainer"),
         line="config.checkpoint = autockpt.integrations.torchtitan.AutockptCheckpointManager"
         ".Config(enable=True)",
         where="in the function that makes the config",
     ),
 )  # fmt: skip
+
+
+def import_adapter(name: str, part: str = "") -> ModuleType:
+    """An adapter's module, or a part of it; `name` is the one below `autockpt.integrations`.
+
+    Raises ConfigError with the extra to install where the framework is missing.
+    """
+    whole = f"autockpt.integrations.{name}"
+    try:
+        return importlib.import_module(f"{whole}.{part}" if part else whole)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("autockpt"):
+            raise
+        extra = next(one.extra for one in ADAPTERS if one.module == name)
+        raise ConfigError(
+            f"{whole}: {error.name} is not installed; pip install 'autockpt[{extra}]'"
+        ) from error
 
 
 def adapter_of(source: str) -> tuple[Adapter, str] | None:

@@ -23,9 +23,9 @@ from autockpt.executors.network.discovery import (
 from autockpt.executors.network.transfer import frames
 from autockpt.executors.protocol.messages import Incarnation
 from autockpt.executors.storage.directory.directory import CheckpointDirectory
-from autockpt.integrations.archive.member_file import MemberFile
-from autockpt.integrations.archive.reading import NAME, Archive
-from autockpt.integrations.archive.records import (
+from autockpt.integrations.formats.archive.member_file import MemberFile
+from autockpt.integrations.formats.archive.reading import NAME, Archive
+from autockpt.integrations.formats.archive.records import (
     ArchiveFile,
     FramePlace,
     Member,

@@ -39,7 +39,7 @@ from autockpt.executors.storage.directory.directory import CheckpointDirectory
 from autockpt.executors.storage.directory.records import read_commit
 from autockpt.executors.storage.lineage import decision_text, read_decision
 from autockpt.integrations.dcp import directory as dcp_directory
-from autockpt.integrations.files import safetensors_file, torch_file
+from autockpt.integrations.formats.files import safetensors_file, torch_file
 from autockpt.policies.decide import decide
 from autockpt.policies.policy_file import init_text, parse_policy, plan_from_yaml, plan_to_yaml
 from autockpt.run_directory import RunDirectory

@@ -209,8 +209,8 @@ class TestRay(AdapterContract):
         run = tmp_path / "run"
         said = _asked(
             "from autockpt.executors.keeper import launch; "
-            "from autockpt.integrations.engines import ray_keeper; ray_keeper.START_S = 0.001; "
-            "launch.start_keepers_by(ray_keeper.start_in_actor); "
+            "from autockpt.integrations.ray import keeper_actor; keeper_actor.START_S = 0.001; "
+            "launch.start_keepers_by(keeper_actor.start_in_actor); "
             f"launch.ensure_keeper('{run}', 0, checkpoints='{run}/checkpoints'); "
         )
         assert "starts as a process beside Ray" in said

@@ -128,7 +128,7 @@ def _config(watch: Watch, how: str) -> Any:
     from torchtitan.components.checkpointer import CheckpointManager
 
     if how == "protected":
-        from autockpt.integrations.engines.torchtitan import AutockptCheckpointManager
+        from autockpt.integrations.torchtitan import AutockptCheckpointManager
 
         return AutockptCheckpointManager.Config(enable=True, last_save_model_only=False)
     own = how == "own"

@@ -13,9 +13,9 @@ from autockpt.launch.elastic.signals import told_to_end
 from autockpt.values.policy_keys.paths import is_store_url
 
 if TYPE_CHECKING:
-    from autockpt.integrations.archive.reading import Archive
-    from autockpt.integrations.archive.records import Codec, Member
-    from autockpt.integrations.archive.writing import Archived
+    from autockpt.integrations.formats.archive.reading import Archive
+    from autockpt.integrations.formats.archive.records import Codec, Member
+    from autockpt.integrations.formats.archive.writing import Archived
 
 
 FOLLOW_EVERY_S = 5.0
@@ -89,9 +89,9 @@ class _Archiver:
 
         Who follows a run passes over what was deleted while it was read, or is damaged.
         """
-        from autockpt.integrations.archive.records import ArchiveFile
-        from autockpt.integrations.archive.writing import FULL_EVERY, open_archive
-        from autockpt.integrations.convert.image_reader import commit_of
+        from autockpt.integrations.formats.archive.records import ArchiveFile
+        from autockpt.integrations.formats.archive.writing import FULL_EVERY, open_archive
+        from autockpt.integrations.formats.convert.image_reader import commit_of
         from autockpt.integrations.places import find_place, good_generations
         from autockpt.run_directory import RunDirectory
         from autockpt.values.errors import NoCheckpointError
@@ -126,7 +126,7 @@ class _Archiver:
         self._trouble = ""
 
     def _add(self, archive: "Archive", directory: str, name: str) -> None:
-        from autockpt.integrations.archive.writing import add_generation
+        from autockpt.integrations.formats.archive.writing import add_generation
         from autockpt.values.errors import AutockptError
 
         folder = os.path.join(directory, name)
@@ -224,7 +224,7 @@ def bring_back(
     force: bool,
 ) -> int:  # fmt: skip
     """A member as a run; exit code."""
-    from autockpt.integrations.archive.restoring import TARGET, lossy_of, restore_member
+    from autockpt.integrations.formats.archive.restoring import TARGET, lossy_of, restore_member
     from autockpt.values.errors import ConfigError
     from autockpt.values.record import to_data
     from autockpt.values.units import format_bytes
@@ -250,7 +250,7 @@ def bring_back(
 
 def ls(console: Console, path: str) -> None:
     """The members, oldest first."""
-    from autockpt.integrations.archive.reading import Archive
+    from autockpt.integrations.formats.archive.reading import Archive
     from autockpt.values.units import format_bytes
 
     with contextlib.closing(Archive(path)) as archive:
@@ -287,7 +287,7 @@ def _row_or_damage(archive: "Archive", name: str) -> dict[str, Any]:
 
 
 def _row(archive: "Archive", name: str) -> dict[str, Any]:
-    from autockpt.integrations.archive.quality import stored_quality
+    from autockpt.integrations.formats.archive.quality import stored_quality
 
     file = archive.open(name)
     member: Member = file.member
@@ -303,7 +303,7 @@ def _row(archive: "Archive", name: str) -> dict[str, Any]:
 
 def show(console: Console, path: str, generation: str | None, *, tensors: bool) -> None:
     """One member."""
-    from autockpt.integrations.archive.reading import Archive
+    from autockpt.integrations.formats.archive.reading import Archive
     from autockpt.values.record import to_data
 
     with contextlib.closing(Archive(path)) as archive:
@@ -333,7 +333,7 @@ def show(console: Console, path: str, generation: str | None, *, tensors: bool) 
 
 def verify(console: Console, path: str, generation: str | None, *, every: bool) -> int:
     """Decodes members and compares what comes out with its digests; exit code."""
-    from autockpt.integrations.archive.reading import Archive
+    from autockpt.integrations.formats.archive.reading import Archive
     from autockpt.values.errors import CorruptCheckpointError
     from autockpt.values.units import format_bytes
 

@@ -23,7 +23,7 @@ from autockpt.console import Console
 from autockpt.values.arguments import without_secrets
 
 if TYPE_CHECKING:
-    from autockpt.integrations.archive.reading import Archive
+    from autockpt.integrations.formats.archive.reading import Archive
 
 EXAMPLES = """
 autockpt archive-eval --archive runs/mine/archive train.py --seed {seed} --log-every 1
@@ -72,8 +72,8 @@ def archive_eval(
     the order of its data.  The result is stored in the archive, and every later restore of the
     generation says it.  Exit code 1 when the loss is outside the spread of the lossless resumes.
     """
-    from autockpt.integrations.archive.quality import Quality, middle_seed, store_quality
-    from autockpt.integrations.archive.reading import Archive
+    from autockpt.integrations.formats.archive.quality import Quality, middle_seed, store_quality
+    from autockpt.integrations.formats.archive.reading import Archive
     from autockpt.values.record import to_data
 
     job = Job(words=(script, *args), steps=steps, loss=_pattern(loss))
@@ -132,15 +132,15 @@ class Starts:
 
     def lossy(self, path: str) -> str:
         """From the archive."""
-        from autockpt.integrations.archive.restoring import restore_member
+        from autockpt.integrations.formats.archive.restoring import restore_member
 
         restore_member(self._archive.path, f"{path}-whole", self._name)
         return self._bare(f"{path}-whole", None, path)
 
     @staticmethod
     def _bare(source: str, name: str | None, path: str) -> str:
-        from autockpt.integrations.convert.import_checkpoint import import_tree
-        from autockpt.integrations.tree.loading import opened
+        from autockpt.integrations.formats.convert.import_checkpoint import import_tree
+        from autockpt.integrations.formats.tree.loading import opened
 
         with opened(source, generation=name) as found:
             import_tree(found.tree, path, models=found.models)

@@ -95,10 +95,10 @@ def convert(
         raise click.UsageError("--codec, --full-every and --follow belong to --to archive")
     if archives.is_archive(source):
         return archives.bring_back(console, source, destination, target, generation, force=force)
-    from autockpt.integrations.convert.export import MAX_SHARD_BYTES, export
-    from autockpt.integrations.convert.import_checkpoint import TARGET, import_tree
+    from autockpt.integrations.formats.convert.export import MAX_SHARD_BYTES, export
+    from autockpt.integrations.formats.convert.import_checkpoint import TARGET, import_tree
+    from autockpt.integrations.formats.tree.loading import read_from
     from autockpt.integrations.places import generation_folder, names_one, read_beside_run
-    from autockpt.integrations.tree.loading import read_from
     from autockpt.values.record import to_data
     from autockpt.values.units import format_bytes, parse_size_bytes
 

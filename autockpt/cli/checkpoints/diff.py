@@ -8,9 +8,9 @@ from autockpt.cli.shared.options import Command, common
 from autockpt.console import Console
 
 if TYPE_CHECKING:
-    from autockpt.integrations.tree.diff import Comparison, Difference
-    from autockpt.integrations.tree.lazy_tree import Tree
-    from autockpt.integrations.tree.loading import Source
+    from autockpt.integrations.formats.tree.diff import Comparison, Difference
+    from autockpt.integrations.formats.tree.lazy_tree import Tree
+    from autockpt.integrations.formats.tree.loading import Source
 
 EXAMPLES = """
 autockpt diff checkpoints/ckpt-t0001-step-00000400 checkpoints/ckpt-t0001-step-00000800
@@ -34,9 +34,9 @@ def diff(console: Console, a: str, b: str, only: tuple[str, ...]) -> int:
     Exit code 0 when they hold the same, 1 when they differ.  -v lists every difference.
     """
     from autockpt.executors.storage.directory.records import lossy_notice
-    from autockpt.integrations.tree.diff import compare
-    from autockpt.integrations.tree.lazy_tree import tensors_of
-    from autockpt.integrations.tree.loading import read_from
+    from autockpt.integrations.formats.tree.diff import compare
+    from autockpt.integrations.formats.tree.lazy_tree import tensors_of
+    from autockpt.integrations.formats.tree.loading import read_from
     from autockpt.values.errors import ConfigError
     from autockpt.values.record import to_data
 

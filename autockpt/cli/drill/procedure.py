@@ -208,8 +208,8 @@ def differences(job: DrilledJob, step: int, patience_s: float) -> str:
 
     Raises DrillError where the run without faults does not get there.
     """
-    from autockpt.integrations.tree.diff import compare
-    from autockpt.integrations.tree.loading import opened
+    from autockpt.integrations.formats.tree.diff import compare
+    from autockpt.integrations.formats.tree.loading import opened
 
     run = RunDirectory(job.run.path.with_name(f"{job.run.path.name}-undisturbed"))
     every = ["--set", f"disk.interval={step} steps", "--set", "retune=false"]

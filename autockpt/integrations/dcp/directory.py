@@ -10,8 +10,8 @@ import torch
 
 from autockpt.executors.image.layout.boxes import Box, intersect
 from autockpt.integrations.dcp.metadata import Chunk, Entry, read_metadata
-from autockpt.integrations.files import torch_file
-from autockpt.integrations.tree.lazy_tree import LazyTensor, Tree, empty, nested
+from autockpt.integrations.formats.files import torch_file
+from autockpt.integrations.formats.tree.lazy_tree import LazyTensor, Tree, empty, nested
 from autockpt.values.errors import CorruptCheckpointError
 
 METADATA = ".metadata"

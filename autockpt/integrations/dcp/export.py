@@ -20,8 +20,14 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from autockpt import new_files
-from autockpt.integrations.files import torch_file
-from autockpt.integrations.tree.lazy_tree import LazyTensor, Tree, empty, materialised, transformed
+from autockpt.integrations.formats.files import torch_file
+from autockpt.integrations.formats.tree.lazy_tree import (
+    LazyTensor,
+    Tree,
+    empty,
+    materialised,
+    transformed,
+)
 from autockpt.values.errors import AutockptError, StorageError
 
 

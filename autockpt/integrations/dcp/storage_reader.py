@@ -28,10 +28,10 @@ from autockpt.executors.image.layout.boxes import Box
 from autockpt.executors.storage.directory.records import lossy_notice
 from autockpt.integrations.dcp.export import StandIns
 from autockpt.integrations.dcp.storage_writer import GenerationWriter as GenerationWriter
-from autockpt.integrations.files import torch_file
+from autockpt.integrations.formats.files import torch_file
+from autockpt.integrations.formats.tree.checkpoint_tree import GenerationTree
+from autockpt.integrations.formats.tree.lazy_tree import LazyTensor
 from autockpt.integrations.places import generation_folder
-from autockpt.integrations.tree.checkpoint_tree import GenerationTree
-from autockpt.integrations.tree.lazy_tree import LazyTensor
 from autockpt.values.errors import ConfigError
 
 

@@ -23,9 +23,9 @@ from torch.futures import Future
 from autockpt.executors.image.layout.boxes import Box
 from autockpt.executors.image.layout.plan import TensorSpec
 from autockpt.executors.state import state_tree
-from autockpt.integrations.convert.committing import GenerationsOf
-from autockpt.integrations.convert.image_writer import Record, Ticket, spec_of, write_image
-from autockpt.integrations.files import torch_file
+from autockpt.integrations.formats.convert.committing import GenerationsOf
+from autockpt.integrations.formats.convert.image_writer import Record, Ticket, spec_of, write_image
+from autockpt.integrations.formats.files import torch_file
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 
 

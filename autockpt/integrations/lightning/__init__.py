@@ -7,8 +7,9 @@
 Neither is imported before it is asked for: Lightning is an extra (`autockpt[lightning]`).
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from autockpt.integrations.adapters import import_adapter
 
 if TYPE_CHECKING:
     from autockpt.integrations.lightning.callback import Autockpt as Autockpt
@@ -20,4 +21,4 @@ _PLACES = {"Autockpt": "callback", "attach": "fabric"}
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    return getattr(import_adapter("lightning", _PLACES[name]), name)

@@ -16,8 +16,8 @@ import torch
 from autockpt.executors.sharding.adapters.zero_optimizer import ZeroView
 from autockpt.executors.state.live_state import LiveState, local_part
 from autockpt.executors.storage.directory.records import lossy_notice
-from autockpt.integrations.tree.lazy_tree import LazyTensor, leaves
-from autockpt.integrations.tree.loading import opened
+from autockpt.integrations.formats.tree.lazy_tree import LazyTensor, leaves
+from autockpt.integrations.formats.tree.loading import opened
 from autockpt.values.errors import ConfigError
 
 USUAL_PLACES = ("model", "state_dict", "model_state_dict")

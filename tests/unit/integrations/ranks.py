@@ -155,7 +155,7 @@ def _require_equal(expected: Path, state: dict[str, Any]) -> None:
     """All ranks gather what they loaded; it is the other way's whole state."""
     from torch.distributed.tensor import DTensor
 
-    from tests.unit.integrations.convert.test_export import same
+    from tests.unit.integrations.formats.convert.test_export import same
 
     def full(value: Any) -> Any:
         if isinstance(value, dict):

@@ -1,6 +1,9 @@
 """Adapters are loaded when they are asked for, and say what they lack."""
 
 import ast
+import importlib.util
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,13 +11,34 @@ import pytest
 
 import autockpt
 from autockpt.cli.jobs.script_hints import advice
-from autockpt.integrations.adapters import ADAPTERS, adapter_of, is_there
+from autockpt.integrations.adapters import ADAPTERS, Adapter, adapter_of, is_there
 from autockpt.values.errors import ConfigError
 
 
 def test_each_adapter_is_there() -> None:
     """A line that is printed works with this autockpt."""
     assert all(map(is_there, ADAPTERS))
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda one: one.framework)
+def test_each_adapter_is_a_module_of_its_public_name(adapter: Adapter) -> None:
+    """`from autockpt.integrations.ray import attach` is as good as the attribute."""
+    assert adapter.line.count("autockpt.integrations.") <= 1
+    for public in re.findall(r"autockpt\.integrations\.(\w+)", adapter.line):
+        assert importlib.util.find_spec(f"autockpt.integrations.{public}"), public
+        assert public == adapter.module
+
+
+@pytest.mark.parametrize("asked", ["lightning.Autockpt", "ray.attach"])
+def test_a_missing_framework_is_named_where_a_name_is_imported(asked: str) -> None:
+    """Also of an adapter that is a package: it imports its framework at the first name."""
+    module, _, name = asked.partition(".")
+    script = (
+        f"import sys; sys.modules[{module!r}] = None\n"
+        f"from autockpt.integrations.{module} import {name}"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert f"pip install 'autockpt[{module}]'" in done.stderr
 
 
 def test_a_missing_framework_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,7 @@ def test_convert_makes_a_run_of_somebody_elses_checkpoint(
 def test_show_tells_parts_of_tensors(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The whole's shape and the boxes that a rank stores."""
     from autockpt.executors.image.layout.boxes import Box
-    from tests.unit.integrations.convert.test_image_reader import write_parts
+    from tests.unit.integrations.formats.convert.test_image_reader import write_parts
 
     boxes = [[Box(offset=(0, 0), shape=(1, 3))], [Box(offset=(1, 0), shape=(1, 3))]]
     write_parts("parts", torch.ones(2, 3), boxes)

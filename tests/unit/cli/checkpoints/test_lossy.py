@@ -20,10 +20,10 @@ from autockpt.cli.checkpoints import archive as archives
 from autockpt.cli.checkpoints.archive import Request, add
 from autockpt.cli.checkpoints.archive_quality import Job
 from autockpt.console import Console
-from autockpt.integrations.archive.reading import Archive
-from autockpt.integrations.convert.import_checkpoint import import_tree
 from autockpt.integrations.dcp.storage_reader import GenerationReader
-from autockpt.integrations.tree.loading import opened
+from autockpt.integrations.formats.archive.reading import Archive
+from autockpt.integrations.formats.convert.import_checkpoint import import_tree
+from autockpt.integrations.formats.tree.loading import opened
 from autockpt.values.errors import ConfigError, CorruptCheckpointError
 from autockpt.values.generation import Generation
 from tests.unit.cli.scripts import ROOT, autockpt, environment, write

@@ -9,7 +9,7 @@ from autockpt.cli.app import run
 from autockpt.cli.shared.plan_choice import Scale, find_profile
 from autockpt.launch.script import Script
 from autockpt.run_directory import RunDirectory, RunInfo
-from tests.unit.integrations.archive.test_archive import archived, history, wide_job
+from tests.unit.integrations.formats.archive.test_archive import archived, history, wide_job
 
 DAMAGED = ["", "{", '{"run_id": 3}', "[" * 100_000, "\udcff"]
 

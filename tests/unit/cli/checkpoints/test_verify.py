@@ -16,7 +16,7 @@ from autockpt.executors.storage.catalogue import VerifyResult
 from autockpt.executors.storage.directory import commits as commits_module
 from autockpt.executors.storage.directory import records as records_module
 from autockpt.executors.storage.directory.directory import CheckpointDirectory
-from autockpt.integrations.convert import image_reader
+from autockpt.integrations.formats.convert import image_reader
 from autockpt.integrations.places import read_beside_run
 from autockpt.values.errors import ConfigError, NoCheckpointError, StorageError
 from autockpt.values.generation import Generation

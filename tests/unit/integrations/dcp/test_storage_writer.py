@@ -12,11 +12,11 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 import autockpt
 from autockpt.executors.storage.catalogue import list_generations, verify_generation
 from autockpt.executors.storage.directory.directory import CheckpointDirectory
-from autockpt.integrations.convert.committing import GenerationsOf
 from autockpt.integrations.dcp.storage_reader import GenerationReader, GenerationWriter
+from autockpt.integrations.formats.convert.committing import GenerationsOf
 from autockpt.values.generation import Generation
 from tests.unit.executors.states import DTYPES, random_tensor
-from tests.unit.integrations.convert.test_export import same
+from tests.unit.integrations.formats.convert.test_export import same
 from tests.unit.integrations.trained import trained_job
 
 pytestmark = [

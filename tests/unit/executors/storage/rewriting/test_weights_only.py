@@ -44,8 +44,8 @@ from autockpt.executors.storage.rewriting.commits import (
 )
 from autockpt.executors.storage.rewriting.weights_only import write_weights
 from autockpt.executors.throttle.rate_limit import Unlimited
-from autockpt.integrations.tree.checkpoint_tree import GenerationTree
-from autockpt.integrations.tree.lazy_tree import materialised
+from autockpt.integrations.formats.tree.checkpoint_tree import GenerationTree
+from autockpt.integrations.formats.tree.lazy_tree import materialised
 from autockpt.values.errors import (
     AutockptError,
     ConfigError,

@@ -365,7 +365,7 @@ def test_a_count_of_batches_that_begins_at_0_is_named(loader: str, use: str, beg
     """If the loop does more with it than to show it; adapters' loaders are known as well."""
     scope = f"""
     from autockpt.executors.state.data.epoch_loader import EpochLoader
-    from autockpt.integrations.engines.deepspeed import EngineLoader
+    from autockpt.integrations.deepspeed import EngineLoader
     from torch.utils.data import DataLoader
     from types import SimpleNamespace
     loader = EpochLoader(DataLoader(data), begin=lambda: None)

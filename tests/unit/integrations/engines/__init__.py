@@ -1,1 +1,0 @@
-"""Adapters of engines, without the engines: what they ask of a session, and when."""

@@ -1,0 +1,1 @@
+"""Formats of others as trees: read, written, compared, kept."""

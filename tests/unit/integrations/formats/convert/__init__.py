@@ -1,0 +1,1 @@
+"""Tests of `autockpt/integrations/formats/convert`."""
