@@ -1,9 +1,13 @@
-"""Rounds of copies: how long they are waited for."""
+"""Rounds of copies: how long they are waited for, and what stays where their end is lost."""
+
+from dataclasses import replace
 
 import pytest
 
 from autockpt.executors.protocol import messages as m
+from autockpt.executors.protocol.coordinator.machine import CoordinatorProtocol
 from autockpt.executors.protocol.deadlines import Deadlines
+from autockpt.executors.protocol.node.machine import NodeProtocol
 from autockpt.values.redundancy import Redundancy
 from tests.simulation.cluster import Cluster, gen
 
@@ -88,3 +92,83 @@ def test_a_round_of_which_nothing_more_comes_ends(stuck: bool) -> None:
     assert cluster.coordinator.state.round is None
     (report,) = [r for r in cluster.take(m.Report) if r.kind == "warning"]
     assert "nothing more of its copies came for 1" in report.detail
+
+
+# --------------------------------------------------------------------------- an end that is lost
+
+
+PARITY = Redundancy(scheme="xor", set_size=3, parity=1)
+NEWER, NEWEST = gen(1, 3), gen(1, 5)
+
+
+def encoding(nodes: tuple[int, ...]) -> tuple[Cluster, list[m.FetchShard]]:
+    """A rank with two slots on each node, and the parity that each is told to make."""
+    cluster = Cluster(nodes)
+    cluster.attach_all(redundancy=PARITY)
+    cluster.claim(1)
+    cluster.tell(m.DecisionWritten(term=1, attempt=1))
+    cluster.save(SAVED)
+    return cluster, sorted(cluster.take(m.FetchShard), key=lambda order: order.shard.rank)
+
+
+def encode(cluster: Cluster, order: m.FetchShard, *, is_end_lost: bool = False) -> None:
+    """The parity is made; what the coordinator says to that may be lost."""
+    made = m.ShardFetched(shard=replace(order.shard, slot=order.slot, root=f"p{order.shard.rank}"))
+    node = order.shard.rank
+    if not is_end_lost:
+        cluster.tell_node(node, made)
+        return
+    for told in cluster.nodes[node].handle(made):
+        if isinstance(told, m.Send):
+            cluster.coordinator.handle(m.MessageReceived(from_node=node, message=told.message))
+
+
+def replace_coordinator(cluster: Cluster) -> None:
+    """The keeper of node 0 dies, and a new one adopts the slots of its rank."""
+    held = cluster.nodes[0].state.ranks[0].slots.restorable_shards()
+    cluster.nodes[0], cluster.coordinator = NodeProtocol(), CoordinatorProtocol()
+    cluster.tell_node(0, m.SlotsAdopted(rank=0, slots=2, held=held))
+    cluster.attach(0, term=1, redundancy=PARITY)
+    cluster.claim(1, parents=(m.TermParent(term=1, parent=None),))
+
+
+@pytest.mark.parametrize("is_coordinator_lost", [False, True])
+def test_a_protected_checkpoint_stays_where_a_node_did_not_hear_of_it(
+    is_coordinator_lost: bool,
+) -> None:
+    """The slots stay while a newer one is copied, and are free again if that fails."""
+    cluster, orders = encoding((0, 1))
+    encode(cluster, orders[0])
+    encode(cluster, orders[1], is_end_lost=True)
+    assert cluster.coordinator.state.protected == SAVED
+    assert cluster.nodes[1].state.protected is None
+    cluster.cut = {1} if is_coordinator_lost else set()
+    cluster.save(NEWER)
+    cluster.cut = set()
+    if is_coordinator_lost:
+        replace_coordinator(cluster)
+    assert cluster.coordinator.state.round is not None
+    assert cluster.coordinator.state.round.generation == NEWER
+    for rank in (0, 1):
+        assert cluster.held(rank) == [str(SAVED), str(NEWER)]
+        cluster.done = []
+        cluster.request(rank, NEWEST)
+        assert [skip.rank for skip in cluster.take(m.SkipSave)] == [rank]
+    failed = m.CopyFailed(owner=1, generation=NEWER, reason="no memory")
+    cluster.tell(m.MessageReceived(from_node=1, message=failed))
+    cluster.done = []
+    cluster.request(1, gen(1, 7))
+    assert len(cluster.take(m.GrantSlot)) == 1
+
+
+def test_a_round_that_a_node_had_not_finished_has_protected_nothing() -> None:
+    """Of three nodes the last makes its parity yet, when the coordinator is lost."""
+    cluster, orders = encoding((0, 1, 2))
+    for order in orders:
+        encode(cluster, order)
+    cluster.save(NEWER)
+    orders = sorted(cluster.take(m.FetchShard), key=lambda order: order.shard.rank)
+    for order in orders[:2]:
+        encode(cluster, order)
+    replace_coordinator(cluster)
+    assert cluster.coordinator.state.protected == SAVED

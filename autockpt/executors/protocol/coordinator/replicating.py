@@ -223,6 +223,19 @@ class Replicating:
         self.end_round(reason)
         self.state.intact = False
 
+    def resume_protection(self) -> None:
+        """Learn from the nodes which generation is the newest that may have been protected.
+
+        A round may have ended with the coordinator that counted it.  It can have protected only if
+        every node had its part.  A node whose keeper is new has lost that, and knows of no round.
+        """
+        state = self.state
+        known = [{r.protected, r.copied} - {None} for r in state.inventory.values()]
+        kept = [r.protected for r in state.inventory.values() if r.protected is not None]
+        copied = [r.copied for r in state.inventory.values() if r.copied is not None]
+        kept += [g for g in copied if all(g in each for each in known if each)]
+        state.protected, state.intact = max(kept, default=None), False
+
     def unprotect(self, generation: Generation, reason: str) -> None:
         """Copies of it are worth nothing, made or under way."""
         state = self.state
@@ -261,6 +274,7 @@ class Replicating:
                 ),
                 replicated=replicated,
                 holders=holders,
+                protected=state.protected,
             )
             state.send(node, wanted)
 

@@ -512,8 +512,7 @@ class Restoring:
         holders = {s.rank for s in self.choosing.recoverable_memory() if s.generation == parent}
         if len(holders) == state.world_size:
             state.memory_committed = parent
-        kept = [r.protected for r in state.inventory.values() if r.protected is not None]
-        state.protected, state.intact = max(kept, default=None), False
+        self.replicating.resume_protection()
         for report in state.inventory.values():
             if report.plan_version:
                 state.plan_verdicts[report.plan_version] = report.plan_apply_step

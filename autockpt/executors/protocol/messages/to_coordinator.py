@@ -32,6 +32,8 @@ class InventoryReported:
     parities: tuple[HeldShard, ...] = ()
     protected: Generation | None = None
     """Whose slots it keeps."""
+    copied: Generation | None = None
+    """All that this node holds of it in a round is here, and the round's end is not known."""
     plan_version: int = 0
     """Newest plan version this node knows an apply step of; 0: none."""
     plan_apply_step: int = 0

@@ -125,6 +125,8 @@ class CopiesWanted:
     """Its replicated ranks from this generation on: a plan may have changed the scheme."""
     holders: tuple[int, ...] = ()
     """The same of its ranks that hold a parity."""
+    protected: Generation | None = None
+    """The newest protected one, for a node that did not hear the end of its round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from autockpt.executors.protocol import messages as m
 from autockpt.executors.protocol.node.slots import Slot, Slots
-from autockpt.executors.protocol.node.state import Fetch, NodeState, Replica, replica_of
+from autockpt.executors.protocol.node.state import Fetch, LocalRank, NodeState, Replica, replica_of
 from autockpt.values.generation import Generation
 
 REPLICA_SLOTS = 2
@@ -38,6 +38,17 @@ class ReplicaSlots:
         if slot.worthless or not self.state.is_eligible(slot.generation):
             return True
         return self.state.phase == "open" and not self.is_kept(slot.generation)
+
+    def copied(self) -> Generation | None:
+        """The checkpoint of a round without a known end, if this node has its part of it."""
+        state, generation = self.state, self.state.copying
+        if generation is None:
+            return None
+        wanted = [(r, False) for r in state.replicated] + [(r, True) for r in state.holders]
+        copies = (self.replicas_of(replica).sealed(generation) for replica in wanted)
+        own = (local for local in state.ranks.values() if local.attach is not None)
+        originals = (self.original_of(local, generation) for local in own)
+        return generation if all((*copies, *originals)) else None
 
     # ------------------------------------------------------------------ fetches
 
@@ -94,6 +105,12 @@ class ReplicaSlots:
     def copy_of(self, rank: int, generation: Generation) -> m.HeldShard | None:
         slot = self.replicas_of((rank, False)).sealed(generation)
         return None if slot is None or slot.worthless else slot.shard
+
+    def original_of(self, local: LocalRank, generation: Generation) -> m.HeldShard | None:
+        """The shard of a rank of this node, sealed in its slot or brought back."""
+        copies = self.replicas_of((local.rank, False))
+        slot = local.slots.sealed(generation) or copies.sealed(generation)
+        return None if slot is None else slot.shard
 
     def choose_replica_slot(self, replica: Replica) -> Slot | None:
         """An empty one, else the oldest that may be overwritten; more while restoring."""

@@ -29,6 +29,8 @@ class Replicating:
         if not state.is_current_or_parent(generation) or behind:
             state.stale(message)
             return
+        if message.protected is not None and message.protected == state.copying:
+            state.protected = message.protected
         state.copying = generation
         state.replicated, state.holders = message.replicated, message.holders
         for shard in (*message.shards, *message.parities):
@@ -41,10 +43,9 @@ class Replicating:
 
     def _report_original(self, local: LocalRank, generation: Generation) -> None:
         """The original counts as a copy: it may have been overwritten before we were asked."""
-        copies = self.replica_slots.replicas_of((local.rank, False))
-        slot = local.slots.sealed(generation) or copies.sealed(generation)
-        if slot is not None and slot.shard is not None:
-            self.state.tell(m.CopySealed(shard=slot.shard))
+        shard = self.replica_slots.original_of(local, generation)
+        if shard is not None:
+            self.state.tell(m.CopySealed(shard=shard))
         else:
             reason = "its own was overwritten"
             self.state.tell(m.CopyFailed(owner=local.rank, generation=generation, reason=reason))

@@ -69,6 +69,7 @@ class Restoring:
                 for parity in slots.restorable_shards()
             ),
             protected=state.protected,
+            copied=self.replica_slots.copied(),
             plan_version=state.plan_version,
             plan_apply_step=state.plan_apply_step,
             lineage=state.chain,
