@@ -66,6 +66,26 @@ def test_what_was_protected_goes_with_memory_where_nothing_newer_will_be(protect
     assert bool(world.oracle.protected) is protects
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_term_that_begins_without_copies_keeps_its_parent_as_memory(is_kept: bool) -> None:
+    """A plan wants copies again in the moment in which something newer is committed."""
+    world, keeper = two_nodes()
+    newer = gen(2, 5)
+    own = {(0, 0), (1, 1)}
+    promise = Promise(world=2, copies=own, parities=own, sets=((frozenset({0, 1}), 1),))
+    world.oracle.promise_protected(SAVED, promise)
+    keeper.coordinator.state.sets = (ParityRanks(ranks=(0, 1), losses=1),)
+    keeper.coordinator.state.term = world.disk.term = 2
+    opened = m.TermOpened(
+        incarnation=m.Incarnation(launch_id="L0", restart_round=1), term=2, parent=SAVED, step=1,
+        parent_durable=False, lineage=(), protected=SAVED if is_kept else None,
+    )  # fmt: skip
+    world.execute(keeper, m.Send(to_node=1, message=opened))
+    world.oracle.announced.add(newer)
+    world.promise_memory(keeper, m.MemoryCommitted(generation=newer, health="good"))
+    assert bool(world.oracle.protected) is is_kept
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_what_a_job_commits_while_another_one_knocks_takes_the_place_of_the_older(
     whole: bool,

@@ -20,6 +20,7 @@ from autockpt.values.redundancy import Redundancy
 from tests.simulation.cluster import LAUNCH, Cluster, gen
 
 XOR = Redundancy(scheme="xor", set_size=3, parity=1)
+TWO_LOSSES = Redundancy(scheme="rs", set_size=3, parity=2)
 SAVED = gen(1, 3)
 NEXT = m.Incarnation(launch_id="launch", restart_round=1)
 
@@ -217,6 +218,58 @@ def test_a_node_that_comes_back_empty_is_rebuilt_and_protected_again() -> None:
     assert [order.shard.rank for order in again] == [1]  # the two others still have theirs
     encode(cluster, again[0])
     assert {a.generation for a in cluster.take(m.AnnounceProtected)} == {SAVED}
+
+
+def restarted_with_two_losses() -> tuple[Cluster, list[m.FetchShard]]:
+    """Protected with one loss, the next start wants parity for two: what it is told to make."""
+    cluster = protecting()
+    for order in cluster.take(m.FetchShard):
+        encode(cluster, order)
+    for rank in range(3):
+        cluster.tell_node(rank, m.TrainerLost(rank=rank, incarnation=LAUNCH))
+    cluster.attach_all(NEXT, redundancy=TWO_LOSSES)
+    cluster.claim(2, NEXT, parents=(m.TermParent(term=1, parent=None),))
+    cluster.tell(m.DecisionWritten(term=2, attempt=1))
+    cluster.verify_all(2)
+    return cluster, cluster.take(m.FetchShard)
+
+
+def losses_of_parities(cluster: Cluster, generation: Generation = SAVED) -> list[list[int]]:
+    """By node, how many losses the parities of a checkpoint there are for."""
+    found = []
+    for node, keeper in sorted(cluster.nodes.items()):
+        held = keeper.state.replicas[node, True].restorable_shards()
+        of_it = [s.parity.losses for s in held if s.parity and s.generation == generation]
+        found.append(sorted(of_it))
+    return found
+
+
+def test_a_parity_stays_until_every_node_has_the_one_that_takes_its_place() -> None:
+    """The second of three new ones is not made: the old ones are whole, and bring back a shard."""
+    cluster, orders = restarted_with_two_losses()
+    assert [order.shard.rank for order in orders] == [0, 1, 2]
+    encode(cluster, orders[0])
+    failed = m.CopyFailed(owner=1, generation=SAVED, reason="no memory")
+    cluster.tell(m.MessageReceived(from_node=1, message=failed))
+    assert cluster.coordinator.state.round is None
+    assert losses_of_parities(cluster) == [[1, 2], [1], [1]]
+    cluster.done = []
+    newer = gen(2, 5)
+    cluster.save(newer)
+    orders = cluster.take(m.FetchShard)
+    assert [order.shard.rank for order in orders] == [0, 1, 2]  # there is a slot for each
+    for order in orders:
+        encode(cluster, order)
+    assert {a.generation for a in cluster.take(m.AnnounceProtected)} == {newer}
+    assert losses_of_parities(cluster, newer) == [[2], [2], [2]]
+
+
+def test_older_parities_of_a_checkpoint_go_once_newer_ones_protect_it() -> None:
+    """All three are made."""
+    cluster, orders = restarted_with_two_losses()
+    for order in orders:
+        encode(cluster, order)
+    assert losses_of_parities(cluster) == [[2], [2], [2]]
 
 
 def test_a_late_parity_is_no_protection_while_they_are_counted_anew() -> None:

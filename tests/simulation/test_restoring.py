@@ -436,6 +436,31 @@ def test_a_new_keeper_of_the_coordinator_continues_the_term() -> None:
     assert cluster.coordinator.state.memory_committed == gen(1, 5)
 
 
+def test_a_rank_that_a_new_coordinator_starts_is_told_the_step_of_another_world() -> None:
+    """Three ranks saved, two gathered it, and the coordinator is lost as it lets them train."""
+    saved = gen(1, 3)
+    cluster = Cluster((0, 0, 1))
+    cluster.start()
+    cluster.save(saved)
+    for rank, node in enumerate((0, 0, 1)):
+        cluster.tell_node(node, m.TrainerLost(rank=rank, incarnation=LAUNCH))
+    cluster.nodes_of = (0, 1)
+    cluster.start(2, NEXT, parents=SCRATCH)
+    held = {rank: cluster.nodes[0].state.ranks[rank].slots.restorable_shards() for rank in (0, 1)}
+    cluster.cut = {1}
+    cluster.tell_node(0, m.ShardVerified(rank=0, term=2, attempt=1))
+    told = m.ShardVerified(rank=1, term=2, attempt=1)
+    cluster.tell(m.MessageReceived(from_node=1, message=told))
+    assert [(resume.rank, resume.step) for resume in cluster.take(m.Resume)] == [(0, 3)]
+    cluster.cut = set()
+    cluster.nodes[0], cluster.coordinator = NodeProtocol(), CoordinatorProtocol()
+    for rank, shards in held.items():
+        cluster.tell_node(0, m.SlotsAdopted(rank=rank, slots=2, held=shards))
+    cluster.attach(0, NEXT, term=2)
+    cluster.claim(2, NEXT, parents=(*SCRATCH, m.TermParent(term=2, parent=saved)))
+    assert [(resume.rank, resume.step) for resume in cluster.take(m.Resume)] == [(1, 3)]
+
+
 def test_trainers_name_the_lineage_that_directory_and_keepers_have_lost() -> None:
     """The only complete checkpoint is the one that they resumed from; its slot is not given away.
 

@@ -103,6 +103,8 @@ class World:
         """(replicated ranks by node, parity sets) of the round of each generation: a plan may have
         changed the scheme when its end is told."""
         self.promised: dict[Generation, Any] = {}
+        self.unkept: set[int] = set()
+        """Terms that began from a checkpoint which no node keeps as a protected one."""
         """Those by which each was called protected last: a new scheme frees what it replaces."""
         self.channels: dict[tuple[int, int], deque[m.WireMessage]] = {}
         self.blocked: set[tuple[int, int]] = set()
@@ -220,6 +222,8 @@ class World:
             self.check_part(keeper)
         elif type(message) is m.TermOpened:
             self.note_part(keeper)
+            if message.parent is not None and message.protected is None:
+                self.unkept.add(message.term)
         elif type(message) is m.CopiesWanted:
             self.oracle.wanted.setdefault(message.generation, self.lost_so_far())
             coordinator = keeper.coordinator.state
@@ -253,7 +257,11 @@ class World:
         """A coordinator says all ranks hold it: from now on that must be true."""
         generation = message.generation
         current = keeper.coordinator.state.term == self.disk.term
-        if message.health == "good" and current and not keeper.coordinator.state.protects:
+        as_memory = not keeper.coordinator.state.protects
+        if self.oracle.protected and max(self.oracle.protected).term < generation.term:
+            # It began without copies, whatever a plan has changed since.
+            as_memory |= generation.term in self.unkept
+        if message.health == "good" and current and as_memory:
             self.oracle.protected.clear()  # nothing newer will be protected: it goes as memory does
         if generation in self.oracle.announced:
             return

@@ -477,15 +477,13 @@ class Restoring:
         )
 
     def _parent_step(self, parent: Generation | None) -> int:
+        """Also of a parent that a new coordinator knows by its name alone."""
         state = self.state
         if state.choice is not None:
             return state.choice.step
         if parent in state.catalogue:
             return state.catalogue[parent].step
-        steps = [
-            shard.step for shard in self.choosing.recoverable_memory() if shard.generation == parent
-        ]
-        return steps[0] if steps else 0
+        return parent.step if parent is not None else 0
 
     def _is_sound_on_disk(self, parent: Generation | None) -> bool:
         entry = self.state.catalogue.get(parent) if parent else None

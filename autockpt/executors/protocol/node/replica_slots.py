@@ -32,23 +32,50 @@ class ReplicaSlots:
         return generation in (self.state.protected, self.state.copying)
 
     def may_overwrite_replica(self, slot: Slot) -> bool:
-        """A replica slot is free unless it is being filled or holds a kept checkpoint."""
+        """A replica slot is free unless it is being filled or holds a kept checkpoint.
+
+        A slot is looked for where what is wanted is not here: then it is not the renewed parity.
+        """
         if slot.state != "sealed" or slot.generation is None:
             return slot.state == "empty"
-        if slot.worthless or not self.state.is_eligible(slot.generation):
+        if slot.worthless or slot.renewed or not self.state.is_eligible(slot.generation):
             return True
         return self.state.phase == "open" and not self.is_kept(slot.generation)
 
     def copied(self) -> Generation | None:
         """The checkpoint of a round without a known end, if this node has its part of it."""
         state, generation = self.state, self.state.copying
-        if generation is None:
+        if generation is None or state.fetches:
             return None
         wanted = [(r, False) for r in state.replicated] + [(r, True) for r in state.holders]
         copies = (self.replicas_of(replica).sealed(generation) for replica in wanted)
         own = (local for local in state.ranks.values() if local.attach is not None)
         originals = (self.original_of(local, generation) for local in own)
         return generation if all((*copies, *originals)) else None
+
+    def seal(self, shard: m.HeldShard) -> None:
+        """A fetched shard is complete.  One of each generation is enough, except of parities."""
+        slots = self.state.replicas[replica_of(shard)].slots
+        older = [s for s in slots if s.state == "sealed" and s.generation == shard.generation]
+        for slot in older:
+            slot.worthless = slot.worthless or slot.renewed or shard.parity is None
+        slots[shard.slot].seal(shard)
+        slots[shard.slot].renewed = not all(slot.worthless for slot in older)
+
+    def drop_renewed(self, wanted: m.HeldShard) -> None:
+        """An older parity of that generation is wanted again."""
+        for slot in self.replicas_of(replica_of(wanted)).slots:
+            if slot.renewed and slot.generation == wanted.generation and slot.shard != wanted:
+                slot.worthless, slot.renewed = True, False
+
+    def settle_parities(self, generation: Generation) -> None:
+        """It is protected by the parities that were asked for last: older ones may go."""
+        for slots in self.state.replicas.values():
+            sealed = [s for s in slots.slots if s.state == "sealed" and s.generation == generation]
+            if any(slot.renewed for slot in sealed):
+                for slot in sealed:
+                    slot.worthless = slot.worthless or not slot.renewed
+                    slot.renewed = False
 
     # ------------------------------------------------------------------ fetches
 

@@ -56,6 +56,7 @@ class Replicating:
         replica, generation = replica_of(shard), shard.generation
         here, fetch = self._sealed_replica(shard), state.fetches.get(replica)
         if here is not None:
+            self.replica_slots.drop_renewed(here)
             state.tell(m.CopySealed(shard=here))
         elif fetch is None or fetch.generation != generation:
             self.replica_slots.abort_fetch(replica, f"{generation} is wanted")
@@ -96,6 +97,7 @@ class Replicating:
         if state.copying is not None and state.copying <= generation:
             state.copying = None
         if message.protected:
+            self.replica_slots.settle_parities(generation)
             self._protect(generation)
         else:
             self._copies_failed(generation, message.reason)

@@ -204,10 +204,7 @@ class Restoring:
             state.stale(event)
             return
         del state.fetches[replica]
-        for slot in state.replicas[replica].slots:
-            if slot.state == "sealed" and slot.generation == shard.generation:
-                slot.worthless = True  # of another set: one of each generation is enough
-        state.replicas[replica].slots[shard.slot].seal(shard)
+        self.replica_slots.seal(shard)
         if self.replica_slots.is_wanted(replica):
             state.tell(m.CopySealed(shard=shard))
         self.release_orders()

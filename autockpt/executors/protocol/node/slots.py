@@ -27,6 +27,9 @@ class Slot:
     """The generation was dropped while being written: empty as soon as the writer stops."""
     worthless: bool = False
     """Sealed, but bad at restore or never to be chosen: may be overwritten."""
+    renewed: bool = False
+    """A parity of other ranks than an older one of its generation, which protects until the round
+    for this one ends well."""
     passed: bool = False
     """Sealed, and its file alone holds it: it streamed through."""
     shard: HeldShard | None = None
@@ -55,7 +58,7 @@ class Slot:
     def _set(self, state: SlotState, generation: Generation | None, step: int) -> None:
         self.state, self.generation, self.step = state, generation, step
         self.writer, self.shard = None, None
-        self.doomed = self.worthless = self.passed = False
+        self.doomed = self.worthless = self.renewed = self.passed = False
 
 
 @dataclass(slots=True)
