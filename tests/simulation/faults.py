@@ -171,7 +171,21 @@ class Faults(Storage):
         for key in list(self.channels):
             if node.index in key:
                 self.channels[key].clear()
+        self.forget_left_behind(node)
         self.lose_memory(node)
+
+    def forget_left_behind(self, node: Node) -> None:
+        """Ranks that do not live here any more bring their memory too late, or not at all.
+
+        Only trainers that were replaced still hold it, and the next keeper waits for none of them.
+        """
+        here = {rank for rank, home in enumerate(self.nodes_of) if home == node.index}
+        left = {t.rank for t in self.trainers if t.node == node.index} - here
+        for (rank, _), content in node.slots.items():
+            if rank in left and content is not None and content.sealed:
+                self.oracle.forget_up_to(content.generation)
+        if left:
+            self.oracle.lost(node.index, left)
 
     def is_in_slots(self, content: Content) -> bool:
         """Some node has the same shard in a slot that outlives its keeper."""

@@ -86,6 +86,18 @@ def test_a_term_that_begins_without_copies_keeps_its_parent_as_memory(is_kept: b
     assert bool(world.oracle.protected) is is_kept
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_memory_that_only_a_replaced_rank_holds_goes_with_its_keeper(world_size: int) -> None:
+    """The next keeper does not wait for a rank that fewer ranks have left behind."""
+    world, _ = two_nodes()
+    world.oracle.memory = {SAVED}
+    world.world, world.nodes_of = world_size, (0, 1)[:world_size]
+    world.trainers.append(Trainer(rank=1, nodes=(0, 1), incarnation=LAUNCH, fitted=True))
+    world.start_keeper(world.nodes[1])
+    world.end_keeper(world.nodes[1])
+    assert bool(world.oracle.memory) is (world_size == 2)
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_what_a_job_commits_while_another_one_knocks_takes_the_place_of_the_older(
     whole: bool,
