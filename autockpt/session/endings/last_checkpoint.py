@@ -62,9 +62,9 @@ class LastCheckpoint:
     def keep_newest(self) -> None:
         """Within an iteration, whose changes no step counts: the newest checkpoint is the last."""
         self._rank.report_degraded(
-            "final checkpoint",
-            f"the loop was left within the iteration after step {self._rank.step}, so none was "
-            "made; to keep an iteration that is complete call ckpt.step() before leaving",
+            "last iteration",
+            f"the loop was left within the iteration after step {self._rank.step}, so no "
+            "checkpoint has it; if it is complete, call ckpt.step() before leaving",
         )
         newest, on_disk = self._client.saves.newest, self._client.saves.newest_on_disk
         # One for memory alone the keepers make durable when they see us leave.

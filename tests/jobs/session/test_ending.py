@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from autockpt.reports.analysis.degradation import degraded_tiers
 from autockpt.run_directory import RunDirectory
 from autockpt.values import telemetry as t
 from tests.support import trainings
@@ -154,9 +155,15 @@ def test_a_loop_left_within_an_iteration_keeps_the_checkpoint_before_it(
         it.train()
         it.await_slots()
         if step == 4:
+            assert it.ckpt.wait_durable(60)
             break
     it.ckpt.close()
-    assert "left within the iteration after step 4, so none was made" in capfd.readouterr().err
+    assert (
+        "left within the iteration after step 4, so no checkpoint has it" in capfd.readouterr().err
+    )
+    assert (
+        degraded_tiers(RunDirectory(it.ckpt._job.run_directory).events()) == ()
+    )  # the disk is as good as before
     again = begin()
     assert (again.ckpt.step_count, again.updates) == (3, 3)
     for _ in again.ckpt.steps(8):
@@ -277,7 +284,9 @@ def test_a_forward_is_part_of_an_iteration_that_is_not_kept(
             break
         it.train()
     it.ckpt.close()
-    assert "left within the iteration after step 4, so none was made" in capfd.readouterr().err
+    assert (
+        "left within the iteration after step 4, so no checkpoint has it" in capfd.readouterr().err
+    )
     again = begin(it.ckpt._position.data and DataLoader(DATA, 7))
     assert (again.ckpt.step_count, again.updates) == (3, 3)
 

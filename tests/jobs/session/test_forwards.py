@@ -96,7 +96,9 @@ def test_no_graph_is_broken_for_the_end_of_a_loop_of_ours(
     )
     assert graphs == 1
     ckpt.close()
-    assert "left within the iteration after step 2, so none was made" in capfd.readouterr().err
+    assert (
+        "left within the iteration after step 2, so no checkpoint has it" in capfd.readouterr().err
+    )
 
 
 def test_traffic_is_marked_around_one_graph() -> None:
