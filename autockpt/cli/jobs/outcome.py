@@ -94,7 +94,7 @@ def _tell(
     run: RunDirectory, ending: Ending, script: Script, console: Console, began: Before
 ) -> None:
     status = _status(run, ending)
-    _write(run, status, console)
+    is_whole = _write(run, status, console)
     report, why_not = report_within(run, _report_s(ending))
     if report is None:
         console.warn(f"no report was written: {why_not}")
@@ -110,6 +110,7 @@ def _tell(
         console,
         own,
         at_step=at_step,
+        is_whole=is_whole,
         lost="" if report is None else report.losses,
     )
     console.object("run", {"run_dir": str(run.path), **to_data(status)})
@@ -123,14 +124,17 @@ def _report_s(ending: Ending) -> float:
     return max(LEAST_REPORT_S, min(REPORT_S, left_s))
 
 
-def _write(run: RunDirectory, status: RunStatus, console: Console) -> None:
+def _write(run: RunDirectory, status: RunStatus, console: Console) -> bool:
+    """False: the directory took no status, and so perhaps no events before it either."""
     try:
         run.write_status(status)
+        return True
     except AutockptError as error:
         console.warn(
             "status.json does not tell how the run ended, and the logs may lack its last steps: "
             f"{error}"
         )
+        return False
 
 
 def note(run: RunDirectory, ending: Ending, console: Console) -> None:
@@ -242,6 +246,7 @@ def _say(
     own: Sequence[Path],
     *,
     at_step: int | None,
+    is_whole: bool,
     lost: str,
 ) -> None:
     attached = _is_attached(run)
@@ -256,13 +261,17 @@ def _say(
         parts.append(f"({status.reason})")
     if at_step is not None:
         kept = status.state == "finished" and run.durable_step() == at_step
-        parts.append(f"at step {at_step}{' (durable)' * kept}")
+        if is_whole:
+            parts.append(f"at step {at_step}{' (durable)' * kept}")
+        else:
+            parts.append(f"at step {at_step} or later")
     if status.restarts:
         parts.append(f"after {status.restarts} restart{'s' * (status.restarts > 1)}")
     console.say(" ".join(parts))
     if lost:
         console.say(lost)
-    elif status.last_durable and run.durable_step() != status.last_step:
+    is_newest = is_whole and run.durable_step() == status.last_step
+    if status.last_durable and not is_newest and (status.state == "finished" or not lost):
         console.say(f"newest durable checkpoint: {status.last_durable}")
     if status.last_protected:
         console.say(f"newest checkpoint that survives the loss of a node: {status.last_protected}")

@@ -381,7 +381,8 @@ def test_views_that_cannot_be_written_change_no_exit_code(
     said = capsys.readouterr().err
     assert "status.json does not tell how the run ended, and the logs may lack" in said
     assert "no report was written" in said
-    assert "finished at step 40" in said
+    assert "finished at step 40 or later\n" in said, "the logs may lack its last steps"
+    assert "newest durable checkpoint: ckpt-t0001-step-00000005" in said
 
 
 def test_telemetry_that_cannot_be_read_changes_no_exit_code(
