@@ -545,6 +545,7 @@ class Session:
                 process=startup_timing.process(),
                 new_process_reason=os.environ.get(environment.NEW_PROCESS, ""),
                 resumed=str(resumed.generation or SCRATCH),
+                discards=self._job.fresh or self._job.resume_from is not None,
             )
         )  # fmt: skip
         begins = not self._job.restart_count

@@ -70,6 +70,8 @@ class RunStarted(Event):
     itself, or the script has no restartable function."""
     resumed: str = ""
     """The checkpoint that it goes on from; "scratch": none.  "": an older version did not say."""
+    discards: bool = False
+    """It leaves newer iterations on purpose: `--fresh`, or a checkpoint of `--resume-from`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

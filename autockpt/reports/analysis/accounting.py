@@ -128,6 +128,8 @@ class _Interruption:
     not_started_s: float = 0.0
     """From the failure until the next launch began."""
     started_s: float | None = None
+    discards: bool = False
+    """The start leaves former iterations on purpose: none of them is lost."""
     restored: list[Restored] = field(default_factory=list)
 
 
@@ -246,6 +248,7 @@ def _walk(stream: Sequence[Event], ledger: _Ledger, start_s: float) -> None:
                     began_s = event.at_s - startup_s(event)
                     pending.not_started_s += max(0.0, began_s - pending.failed.at_s)
             pending.started_s, ledger.run_id = event.at_s, event.run_id
+            pending.discards = pending.discards or event.discards
         elif isinstance(event, SnapshotSealed):
             ledger.unsettled_stall_s += event.boundary_stall_s + event.fence_stall_s
         elif isinstance(event, RunEnded):
@@ -268,7 +271,7 @@ def _settle(
 
     `first_step` is where training went on, if it did.  A start behind the last trained step has
     lost work even without an observed failure.  The run had to leave, and no newer checkpoint was
-    durable.
+    durable.  A start that leaves it on purpose has lost nothing.
     """
     failed, restored = pending.failed, pending.restored
     if failed is not None:
@@ -277,6 +280,9 @@ def _settle(
     worst = max(restored, key=lambda e: e.lost_s, default=None)
     at_step = first_step if worst is None else worst.step
     behind = 0 if at_step is None else max(0, ledger.step - at_step)
+    if pending.discards and failed is None and not restored:
+        ledger.step, ledger.mark_s = 0, max(ledger.mark_s, resumed_s or 0.0)
+        return
     if resumed_s is None or (failed is None and not restored and not behind):
         return
     room_s = max(0.0, resumed_s - ledger.mark_s)
@@ -293,6 +299,8 @@ def _settle(
     lost_s = min(lost_s, unlost_s)
     if behind > lost_steps:
         lost_steps, lost_s = behind, max(lost_s, min(behind * ledger.iteration_s, unlost_s))
+    if pending.discards:
+        lost_steps, lost_s = 0, 0.0
     restore_s = min(down_s, max((e.restore_s for e in restored), default=0.0))
     ledger.lost_s += lost_s
     ledger.down_s += down_s

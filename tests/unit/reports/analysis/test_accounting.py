@@ -1,6 +1,7 @@
 """Seconds by purpose add up to the wall time, and each purpose gets what happened."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from autockpt.reports.analysis.accounting import account
 from autockpt.reports.analysis.clock import align
 from autockpt.reports.analysis.saves import ages, saves
+from autockpt.reports.verdict import losses
 from autockpt.values.generation import SCRATCH
 from autockpt.values.telemetry import (
     EVENTS,
@@ -45,6 +47,21 @@ def restored(at_s: float, step: int, lost_steps: int, lost_s: float, down_s: flo
     return Restored(at_s=at_s, rank=0, generation="g", step=step, source="memory", bytes=1,
                     restore_s=1.0, lost_steps=lost_steps, lost_s=lost_s,
                     down_s=down_s)  # fmt: skip
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["left", "died"])
+def test_a_start_that_discards_the_training_has_lost_nothing(dies: bool) -> None:
+    """`--fresh` leaves 300 steps behind; without it the same events are a loss."""
+    end: list[Event] = [failed(31.0, 300)] if dies else []
+    fresh = replace(started(40.0, restart=1), discards=True)
+    events = [started(0.0), block(30.0, 300, 300, 30.0), *end, fresh, block(50.0, 100, 100, 10.0)]
+    result, restores = account(events)
+    assert sum(restore.lost_steps for restore in restores) == 0
+    assert result.lost_s == 0.0
+    assert "not kept" not in losses(restores, (), nothing=True)
+    kept, lost = account([replace(e, discards=False) if e is fresh else e for e in events])
+    assert sum(restore.lost_steps for restore in lost) == 300
+    assert kept.lost_s == pytest.approx(30.0)
 
 
 def any_event(kind: type[Event]) -> st.SearchStrategy[Event]:
