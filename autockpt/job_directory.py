@@ -10,6 +10,7 @@ follows from the job alone, so that every rank and every restart finds it again.
 decides whether two jobs are the same; here are only the files.
 """
 
+import contextlib
 import os
 import re
 from dataclasses import dataclass, replace
@@ -36,10 +37,23 @@ class Placed:
     """Of the path behind the named one; "": it is the named one."""
     said: str = ""
     """A sentence for people; "": there is nothing to say."""
+    renewal: Job | None = None
+    """The record that job.json gets when the start is accepted; None: it stands there."""
+
+    def renew(self) -> None:
+        """Write the job down as it goes on; a refused start never does.
+
+        A directory that takes nothing stays as it was: the same job by the rule.
+        """
+        if self.renewal is not None:
+            with contextlib.suppress(AutockptError):
+                RunDirectory(self.path).write_job(self.renewal)
 
 
 def place(named: str, job: Job, *, take: bool = False) -> Placed:
-    """The directory of a job that was given `named`, which it now belongs to.
+    """The directory of a job that was given `named`; one without a job belongs to it now.
+
+    Another record there is replaced by `Placed.renew`.
 
     `take` goes on with the run in `named`, also if another job made it.  A directory that cannot be
     read or written is taken as it is: the next write there reports the error.
@@ -50,8 +64,8 @@ def place(named: str, job: Job, *, take: bool = False) -> Placed:
         return Placed(path=named)
     said = _other(there, job)
     if not said or take:
-        _renew(named, there, job)
-        return Placed(path=named, said=_goes_on(named, there, job, said))
+        said_now = _goes_on(named, there, job, said)
+        return Placed(path=named, said=said_now, renewal=_renewal(there, job))
     for digits in _DIGITS:
         suffix = f"-{same_job.tag(job, digits)}"
         try:
@@ -59,10 +73,10 @@ def place(named: str, job: Job, *, take: bool = False) -> Placed:
         except AutockptError:
             own = job
         if not _other(own, job):
-            _renew(named + suffix, own, job)
             return Placed(
                 path=named + suffix,
                 suffix=suffix,
+                renewal=_renewal(own, job),
                 said=f"{shown(named)} holds another job: {'; '.join(said)}; this job has a run of "
                 f"its own in {shown(named + suffix)} ({SAME_JOB}=1 goes on with the one in "
                 f"{shown(named)})",
@@ -139,13 +153,8 @@ def _other(there: Job, here: Job) -> list[str]:
     return same_job.differences(there, here, same_script=same)
 
 
-def _renew(path: str, there: Job, here: Job) -> None:
-    if there == here:
-        return
-    try:
-        RunDirectory(path).write_job(here)
-    except AutockptError:
-        return  # as it was: the same job by the rule
+def _renewal(there: Job, here: Job) -> Job | None:
+    return None if there == here else here
 
 
 def _goes_on(path: str, there: Job, here: Job, said: list[str]) -> str:

@@ -56,6 +56,8 @@ def test_a_longer_run_of_the_same_job_goes_on(working: Path) -> None:
     """And it is said once: the new length is written down."""
     place("runs/t", job("--steps 10"))
     longer = place("runs/t", job("--steps 20"))
+    assert RunDirectory("runs/t").read_job() == job("--steps 10"), "it may be refused yet"
+    longer.renew()
     assert (longer.path, longer.suffix) == ("runs/t", "")
     assert longer.said == "runs/t goes on with --steps 20 (there: 10)"
     assert place("runs/t", job("--steps 20")).said == ""
@@ -65,6 +67,7 @@ def test_the_user_may_say_that_it_is_the_same_job() -> None:
     """It goes on, says so, and is that job from then on."""
     place("runs/t", job("--lr 1"))
     taken = place("runs/t", job("--lr 2"), take=True)
+    taken.renew()
     assert taken.path == "runs/t"
     assert "holds another job, and goes on: --lr 2 (there: 1)" in taken.said
     assert place("runs/t", job("--lr 2")).said == ""

@@ -92,6 +92,8 @@ class Job:
     """No fitting profile exists: measure the first iterations."""
     start: Start | None = None
     """The input of this start's plan; rank 0 alone has it."""
+    place: Placed | None = None
+    """Where the job runs; rank 0 renews its record once the start is accepted."""
 
     @property
     def telemetry_path(self) -> str:
@@ -219,6 +221,7 @@ def current_job(
         domains=_domains_of(profile, nodes) or domains,
         profile_in_place=in_place,
         start=start,
+        place=placed,
     )
 
 

@@ -548,6 +548,8 @@ class Session:
                 discards=self._job.fresh or self._job.resume_from is not None,
             )
         )  # fmt: skip
+        if self._job.rank == 0 and self._job.place is not None:
+            self._job.place.renew()
         begins = not self._job.restart_count
         before_s = startup.since_born_s if begins else startup.since_decided_s
         self._client.send(

@@ -16,10 +16,13 @@ from torch.utils.data import DataLoader, Dataset
 
 import autockpt
 from autockpt.profiling.pass_through import PassThroughSession
+from autockpt.run_directory import RunDirectory
 from autockpt.session.attaches import Attaches, is_helper, within
 from autockpt.session.job import current_job
 from autockpt.values.errors import ConfigError
 from autockpt.values.goal import Goal, RemoteWish
+from autockpt.values.same_job import Job
+from autockpt.values.telemetry import RunStarted
 from tests.conftest import end_keeper, keeper_pids
 from tests.support import trainings
 from tests.unit.cli.scripts import python, write
@@ -171,8 +174,14 @@ def test_a_run_that_this_process_attaches_again_is_another_round_of_it(
 def test_each_fresh_attach_to_one_run_begins_anew(
     new_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A restart in the second one goes on with that; without `fresh` the run goes on."""
+    """A restart in the second one goes on with that; without `fresh` the run goes on.
+
+    An accepted start renews the record of the job, and says what it leaves behind.
+    """
     run_dir = trainings.prepare(new_run(), trainings.plan(memory=1, disk=1))
+    run, former = RunDirectory(run_dir), Job(script="former.py")
+    run.write_job(former)
+    monkeypatch.setenv("AUTOCKPT_SAME_JOB", "1")
     monkeypatch.setenv("AUTOCKPT_LAUNCH_ID", "launch")
 
     def train(steps: int, **arguments: Any) -> int:
@@ -187,6 +196,9 @@ def test_each_fresh_attach_to_one_run_begins_anew(
         return start
 
     assert [train(3, fresh=True), train(2, fresh=True), train(4)] == [0, 0, 2]
+    assert run.read_job() not in (None, former)
+    starts = [event for event in run.events() if isinstance(event, RunStarted)]
+    assert [event.discards for event in starts] == [True, True, False]
 
 
 FOLDS = """

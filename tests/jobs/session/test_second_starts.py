@@ -85,14 +85,15 @@ def test_a_second_launch_writes_nothing_before_it_is_refused(
     assert files_of(live) == before
 
 
-def test_an_attach_that_is_refused_leaves_the_goal(live: RunDirectory, tmp_path: Path) -> None:
-    """As a second `python train.py` with another goal in its source."""
-    before = files_of(live)["goal.json"]
+def test_an_attach_that_is_refused_leaves_goal_and_job(live: RunDirectory, tmp_path: Path) -> None:
+    """As a second `python train.py` with another goal in its source, and other arguments."""
+    before = files_of(live)
+    assert "job.json" in before
     script = write(tmp_path, "second.py", SECOND)
     with warm():
         done = python(str(script), str(live.path), cwd=tmp_path, AUTOCKPT_SAME_JOB="1")
     assert "DirectoryBusyError" in done.stderr
-    assert files_of(live)["goal.json"] == before
+    assert files_of(live) == before
 
 
 def test_launchers_of_one_job_of_several_nodes_may_come_late(live: RunDirectory) -> None:
