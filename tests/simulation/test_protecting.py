@@ -172,3 +172,19 @@ def test_a_round_that_a_node_had_not_finished_has_protected_nothing() -> None:
         encode(cluster, order)
     replace_coordinator(cluster)
     assert cluster.coordinator.state.protected == SAVED
+
+
+def test_a_replaced_coordinator_says_nothing_of_copies() -> None:
+    """Its node was left out and comes back: the checkpoint is the parent of another term now."""
+    cluster, orders = encoding((0, 1, 2))
+    for order in orders:
+        encode(cluster, order)
+    node = cluster.nodes[2].state
+    ended = m.CopiesEnded(generation=SAVED, protected=False, reason="a node is lost")
+    cluster.tell_node(2, m.MessageReceived(from_node=1, message=ended))
+    assert node.protected == SAVED
+    wanted = m.CopiesWanted(generation=SAVED, replicated=(0, 1))
+    cluster.tell_node(2, m.MessageReceived(from_node=1, message=wanted))
+    assert (node.replicated, node.copying) == ((), None)
+    cluster.tell_node(2, m.MessageReceived(from_node=0, message=ended))
+    assert node.protected is None

@@ -227,7 +227,8 @@ class World:
         elif type(message) is m.CopiesWanted:
             self.oracle.wanted.setdefault(message.generation, self.lost_so_far())
             coordinator = keeper.coordinator.state
-            self.placements[message.generation] = coordinator.replicated, coordinator.sets
+            if coordinator.term >= self.disk.term:  # else nobody listens any more
+                self.placements[message.generation] = coordinator.replicated, coordinator.sets
         elif type(message) is m.CopiesEnded:
             self.promise_protected(keeper, message)
         if key in self.blocked or self.nodes[key[1]].keeper is None:

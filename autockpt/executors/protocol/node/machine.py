@@ -100,11 +100,22 @@ class NodeProtocol:
         state.out = []
         inner = event.message if isinstance(event, m.MessageReceived) else event
         handler = self._handlers.get(type(inner))
-        if handler is None:
+        if handler is None or self._is_of_replaced(event):
             state.stale(inner)
         else:
             handler(inner)
         return state.out
+
+    def _is_of_replaced(self, event: m.NodeEvent) -> bool:
+        """It is about copies of a checkpoint, from a coordinator that is replaced.
+
+        Other messages name an incarnation or are of the term that runs.  Copies may be of its
+        parent, which a former coordinator had copied as well.
+        """
+        if not isinstance(event, m.MessageReceived):
+            return False
+        of_copies = isinstance(event.message, m.CopiesWanted | m.CopiesEnded)
+        return of_copies and event.from_node != self.state.coordinator
 
     def attach_refusal(self, event: m.TrainerAttached) -> str | None:
         """Return why a trainer would not be admitted now; None: it would."""
