@@ -48,6 +48,7 @@ class Attaches:
         self._sessions: list[Attached] = []
         self._followers: list[Callable[[], None]] = []
         self._any = False
+        self._has_failed = False
 
     def number(self, name: str | None, launch_id: str, *, shared: bool) -> int:
         """Number of the run that the coming attach is of, from 1.
@@ -97,9 +98,15 @@ class Attaches:
         if runs and runs[-1] is None:
             runs.pop()
 
-    def ended(self, session: Attached) -> None:
+    def ended(self, session: Attached, *, failed: bool) -> None:
         """It is no more."""
         self._sessions = [other for other in self._sessions if other is not session]
+        self._has_failed |= failed
+
+    @property
+    def are_over(self) -> bool:
+        """Whether this process has attached, and each of its trainings ended well."""
+        return self._any and not self._sessions and not self._has_failed
 
     @property
     def any(self) -> bool:
@@ -126,12 +133,12 @@ class Attaches:
 
     def begin_anew(self) -> None:
         """Nothing was attached: the script's function is called again, as in a new process."""
-        self._runs, self._again, self._any = {}, {}, False
+        self._runs, self._again, self._any, self._has_failed = {}, {}, False, False
 
     def in_child(self) -> None:
         """A forked child has attached nothing: its parent goes on with all of it."""
         sessions, self._sessions = self._sessions, []
-        self._runs, self._again, self._any = {}, {}, False
+        self._runs, self._again, self._any, self._has_failed = {}, {}, False, False
         self._followers.clear()
         for session in sessions:
             session.disown()

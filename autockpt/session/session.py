@@ -30,6 +30,7 @@ from autockpt.executors.snapshot.snapshotter import Snapshotter
 from autockpt.executors.state.data.epoch_loader import EpochLoader
 from autockpt.executors.state.live_state import LiveState
 from autockpt.executors.state.rebuilding import Rebuilding
+from autockpt.job_directory import shown
 from autockpt.launch import environment, startup_timing
 from autockpt.launch.in_process.order import of_this_process as unwinding
 from autockpt.session.attaches import of_this_process
@@ -246,7 +247,7 @@ class Session:
     def _warn_already_finished(self, total: int) -> None:
         """Of the script's second start, which may have been meant as another training."""
         self._rank.say(
-            f"{os.path.relpath(self._job.run_directory)} holds a run that is already at step "
+            f"{shown(self._job.run_directory)} holds a run that is already at step "
             f"{self._rank.step} of {total}, so nothing is trained; {ways_out()}"
         )
 
@@ -564,7 +565,7 @@ class Session:
         if resumed.generation is None and self._job.number > 1:
             self._rank.say(
                 f"attach {self._job.number} of this process is a run of its own, in "
-                f"{os.path.relpath(self._job.run_directory)}; attach(run_dir=...) names another"
+                f"{shown(self._job.run_directory)}; attach(run_dir=...) names another"
             )
         if resumed.generation is not None:
             said = (
@@ -572,7 +573,7 @@ class Session:
                 f"(term {resumed.generation.term}, {time.monotonic() - began:.2f} s)"
             )
             if self._job.unnamed and not self._job.restart_count:
-                said += f" in {os.path.relpath(self._job.run_directory)}; {ways_out()}"
+                said += f" in {shown(self._job.run_directory)}; {ways_out()}"
             self._rank.say(said)
 
     def _note_rebuilt(self) -> None:

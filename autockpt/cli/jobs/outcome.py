@@ -111,6 +111,7 @@ def _tell(
         own,
         at_step=at_step,
         is_whole=is_whole,
+        over=ending.over,
         lost="" if report is None else report.losses,
     )
     console.object("run", {"run_dir": str(run.path), **to_data(status)})
@@ -247,6 +248,7 @@ def _say(
     *,
     at_step: int | None,
     is_whole: bool,
+    over: bool,
     lost: str,
 ) -> None:
     attached = _is_attached(run)
@@ -298,5 +300,6 @@ def _say(
         stored = status.last_durable or status.last_remote
         then = "resumes" if stored else "begins anew: nothing is durable"
         then = REFUSED_AGAIN.get(status.exit_code or 0, then)
+        then = "trains nothing more; it runs what stands behind the loop" if over else then
         place = shlex.quote(shown(run.path))
         console.next(f"autockpt run --run-dir {place} {words}{command_line(script)}", note=then)

@@ -149,6 +149,7 @@ class Watch:
                 signal=max(0, -failure.exitcode),
                 # A rank that ends so at its exit has told us nothing more.
                 final=bool(told.get("final")) or failure.exitcode == WOULD_TRAIN_WRONGLY,
+                over=bool(told.get("over")),
                 error=error if told.get("origin") in ("mistake", "script") else "",
                 error_step=told.get("step"),
                 attached=run.attached,
@@ -255,8 +256,14 @@ class Watch:
         code = LEFT_OUT if self._left else NO_PROGRESS if self._loop.stuck else code
         reason = self._reason or f"rank {rank} {_ended(failure.exitcode)}"
         error = _error(failure) if failure.exitcode > 0 else ""
+        over = bool(failure.error_file_data.get("autockpt", {}).get("over"))
         return Ending(
-            state="failed", exit_code=code, restarts=self.restarts, reason=reason, error=error
+            state="failed",
+            exit_code=code,
+            restarts=self.restarts,
+            reason=reason,
+            error=error,
+            over=over,
         )
 
     def _show_log(self, rank: int, failure: Any) -> None:

@@ -35,7 +35,8 @@ class Attempt:
     signal: int
     """The signal that ended the rank that failed first; 0: it exited by itself."""
     final: bool
-    """The script made a mistake, or decided to exit before it attached: it would do so again."""
+    """The script made a mistake, or decided to exit before it attached or behind its training: it
+    would do so again."""
     attached: bool
     """Some attempt of this run has called autockpt.attach."""
     lasted_s: float
@@ -43,6 +44,8 @@ class Attempt:
     """Newest step known."""
     generation: Generation | None
     """Newest committed generation known."""
+    over: bool = False
+    """It decided to exit behind its training."""
     error: str = ""
     """The exception that ended the rank that failed first, where it is one of the script and not of
     its surroundings; "": another, or none."""
@@ -95,7 +98,8 @@ class CrashLoop:
         else:
             self._same_step_s, self._is_nearer = 0.0, False
         if attempt.final and not (further and self._insist):
-            return "the script would do so again, so it is not started again"
+            end = "the training was over" if attempt.over else "the script would do so again"
+            return f"{end}, so it is not started again"
         if before is not None and _same(before, attempt):
             self.stuck = True
             return "the same exception at the same step a second time"

@@ -63,6 +63,8 @@ class Ending:
     """This node took part; a spare that was not needed did not."""
     error: str = ""
     """The exception that ended the rank that failed first; "": another end."""
+    over: bool = False
+    """The script chose its exit code behind the training, which ended well."""
     limit: Limit | None = None
     """Of the command, where an end was announced."""
     keeper_by_s: float | None = None

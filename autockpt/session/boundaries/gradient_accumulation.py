@@ -42,6 +42,13 @@ class Accumulation:
         self.window, self._since, self._seen = self._since + 1, 0, True
         self.gave_up = False
 
+    def has_rest(self) -> bool:
+        """Gradients were accumulated for a step that has not come.
+
+        Where the step was due, it was skipped: GradScaler does so, and their use is over.
+        """
+        return self.alive() and not (self._seen and self._since % self.window == 0)
+
     def is_whole(self, interval_steps: int) -> bool:
         """No gradients are on their way to a step; `interval_steps` between two checkpoints."""
         if not self._since:

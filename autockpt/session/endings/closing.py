@@ -205,7 +205,7 @@ class Closing:
         self._rank.telemetry.close()
         # Else the model would live as long as the process.
         atexit.unregister(self._at_exit)
-        of_this_process.ended(self._attached)
+        of_this_process.ended(self._attached, failed=reason != "finished")
         self.loop.note_end()
 
     def _at_exit(self) -> None:

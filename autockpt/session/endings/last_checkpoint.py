@@ -89,11 +89,11 @@ class LastCheckpoint:
         planned = self._rank.plan.tier("disk").interval_steps or always
         if self._rank.step == self._rank.start_step or not planned:
             return
-        if self._rank.open and self._iterations.accumulation.alive():
+        if self._rank.open and self._iterations.accumulation.has_rest():
             self._rank.report_degraded(
                 "gradients",
-                f"no optimizer stepped in the last {self._rank.open} iterations; their gradients "
-                "are missing in the last checkpoint",
+                f"no optimizer stepped behind step {self._rank.step - self._rank.open}; the "
+                "gradients since then are missing in the last checkpoint",
             )
         link = self._client
         if not link.slots and self._is_heard():

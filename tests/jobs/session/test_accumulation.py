@@ -119,7 +119,7 @@ def test_a_last_checkpoint_that_lacks_gradients_says_so(
     """Of a training too short for a step: what there is is kept."""
     runs.plan(2, 2).go(8, 5)
     said = capfd.readouterr().err
-    assert "no optimizer stepped in the last 5 iterations; their gradients are missing" in said
+    assert "no optimizer stepped behind step 0; the gradients since then are missing" in said
     assert runs.go(8, 5)[0] == 5
 
 
@@ -172,3 +172,21 @@ def test_of_a_frozen_rank_among_others_the_gradients_are_not_known() -> None:
     state = LiveState.of(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     assert decided(accumulation(state, world_size=1), "--") == "yy"
     assert decided(accumulation(state, world_size=2), "--") == "nn"
+
+
+@pytest.mark.parametrize(
+    ("window", "since", "has_rest"), [(1, 1, False), (1, 2, False), (4, 2, True), (4, 4, False)]
+)
+def test_gradients_of_a_step_that_was_skipped_are_no_rest(
+    window: int, since: int, has_rest: bool
+) -> None:
+    """GradScaler leaves out a step whose gradients have overflowed: nothing uses them."""
+    counted = Accumulation(lambda: True, opaque=False)
+    counted.iterated(stepped=False)
+    assert counted.has_rest()  # nothing is known of steps yet
+    counted = Accumulation(lambda: True, opaque=False)
+    for done in range(1, window + 1):
+        counted.iterated(stepped=done == window)
+    for _ in range(since):
+        counted.iterated(stepped=False)
+    assert counted.has_rest() is has_rest

@@ -155,3 +155,12 @@ def test_other_ends_are_not_stuck() -> None:
         loop = CrashLoop()
         assert loop.verdict(attempt) is not None
         assert not loop.stuck
+
+
+def test_an_exit_behind_the_training_is_passed_on() -> None:
+    """Also the first time, with the script's own code; only a person insists on another start."""
+    over = replace(EXIT, final=True, over=True, error="SystemExit: 7", error_step=60, step=60)
+    loop = CrashLoop(step=50)
+    assert loop.verdict(over) == "the training was over, so it is not started again"
+    assert not loop.stuck
+    assert CrashLoop(step=50, insist=True).verdict(over) is None
