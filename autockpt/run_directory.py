@@ -842,7 +842,7 @@ def _claim(path: Path) -> Path:
 
 
 def _json_lines(
-    path: Path, *, tail_bytes: int | None = None, without: bytes = b"\n"
+    path: Path, *, tail_bytes: int | None = None, without: bytes = b"\0"
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line number, object) of every whole line; a torn one, or one `without`, is skipped.
 
@@ -853,14 +853,13 @@ def _json_lines(
         with _storage_errors("read", path), open(path, "rb") as file:
             if tail_bytes is not None:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - tail_bytes))
-            lines = file.read().split(b"\n")
+            for number, line in enumerate(file, start=1):
+                is_left_out = without in line and line.count(b'{"event"') == 1
+                data = None if is_left_out else _record(line)
+                if data is not None:
+                    yield number, data
     except _Missing:
         return
-    for number, line in enumerate(lines, start=1):
-        is_left_out = without in line and line.count(b'{"event"') == 1
-        data = None if is_left_out else _record(line)
-        if data is not None:
-            yield number, data
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

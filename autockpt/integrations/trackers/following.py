@@ -183,8 +183,9 @@ class Following:
         offsets, began = self._sent.offsets, self._began.get(file.name, 0)
         with contextlib.suppress(OSError), open(file, "rb") as opened:
             at = opened.seek(offsets.get(file.name, 0))
-            whole, newline, _ = opened.read().rpartition(b"\n")
-            for line in (whole + newline).splitlines(keepends=True):
+            for line in opened:
+                if not line.endswith(b"\n"):
+                    break
                 is_former, at = at < began, at + len(line)
                 with contextlib.suppress(Exception):
                     event = event_from_data(json.loads(line))
