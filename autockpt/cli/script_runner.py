@@ -99,8 +99,9 @@ def execute(
         if not code:
             _after(run, mode, target)
             raise
-        is_over = _is_over(ending)
-        _tell_launcher(ending, final=not _attached() or _is_final(ending) or is_over, over=is_over)
+        # Behind its training the script chooses an exit code, where it handles no exception.
+        chosen = type(ending) is SystemExit and ending.__context__ is None and _is_over()
+        _tell_launcher(ending, final=not _attached() or _is_final(ending) or chosen)
         if not _attached():
             raise
         sys.last_value = ending  # a failure like others: it makes no last checkpoint
@@ -224,11 +225,10 @@ def _attached() -> bool:
     return session is not None and bool(session.attached())
 
 
-def _is_over(ending: SystemExit) -> bool:
-    """Whether the script chose this exit code behind its training, and handled no exception."""
+def _is_over() -> bool:
+    """Whether the script has trained, and all of it ended well."""
     attaches = sys.modules.get("autockpt.session.attaches")
-    chosen = type(ending) is SystemExit and ending.__context__ is None
-    return chosen and attaches is not None and bool(attaches.of_this_process.are_over)
+    return attaches is not None and bool(attaches.of_this_process.are_over)
 
 
 def _is_call_again() -> bool:
@@ -244,11 +244,12 @@ def _step() -> int | None:
     return None if step is None else int(step)
 
 
-def _tell_launcher(error: BaseException, *, final: bool, over: bool = False) -> None:
+def _tell_launcher(error: BaseException, *, final: bool) -> None:
     """Write torchelastic's error file: it dates the failure, and `final` says that a retry fails.
 
-    `final` is our own addition: the script made a mistake, or decided to exit, before it attached
-    or behind its training (`over`).  In a call that is not the first in this process none counts.
+    `final` and `over` are our own additions: the script made a mistake, or decided to exit before
+    it attached or behind its training; and all training is over.  In a call that is not the first
+    in this process neither counts.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
@@ -261,7 +262,7 @@ def _tell_launcher(error: BaseException, *, final: bool, over: bool = False) -> 
         },
         "autockpt": {
             "final": final and not is_again,
-            "over": over and not is_again,
+            "over": _is_over() and not is_again,
             "at": now,
             "origin": "call again" if is_again else script_errors.origin_of(error),
             "step": _step(),

@@ -26,7 +26,9 @@ def require_undisturbed(
     folder = Path(run_dir).parent
     command = [sys.executable, str(Path(__file__).with_name(f"{script}.py"))]
     options = {**options, "RANKS": str(ranks)}
-    _run(command, folder, {**options, "KILL": "", "MODE": "bare", "NOTES": str(folder / "bare")})
+    # A group of torch's aborts now and then when its process exits: that is no end of ours.
+    bare_options = {**options, "KILL": "", "MODE": "bare", "NOTES": str(folder / "bare")}
+    _run(command, folder, bare_options, starts=2)
     sets = [word for one in PLAN for word in ("--set", one)]
     protected = [
         sys.executable, "-m", "autockpt", "run", "--no-profile", "--run-dir", run_dir, *sets,

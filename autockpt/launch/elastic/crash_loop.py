@@ -45,7 +45,7 @@ class Attempt:
     generation: Generation | None
     """Newest committed generation known."""
     over: bool = False
-    """It decided to exit behind its training."""
+    """All training is over; it ended behind that."""
     error: str = ""
     """The exception that ended the rank that failed first, where it is one of the script and not of
     its surroundings; "": another, or none."""

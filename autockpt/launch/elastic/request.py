@@ -64,7 +64,7 @@ class Ending:
     error: str = ""
     """The exception that ended the rank that failed first; "": another end."""
     over: bool = False
-    """The script chose its exit code behind the training, which ended well."""
+    """The training ended well, and the script failed behind it."""
     limit: Limit | None = None
     """Of the command, where an end was announced."""
     keeper_by_s: float | None = None

@@ -52,3 +52,4 @@ def test_an_exception_behind_the_training_is_tried_once_more(tmp_path: Path, end
     code, out, said = run(tmp_path, end)
     assert (code, out.count("trained")) == (93, 2), said
     assert "restart 1" in said
+    assert "trains nothing more; it runs what stands behind the loop" in said
