@@ -247,9 +247,9 @@ def _step() -> int | None:
 def _tell_launcher(error: BaseException, *, final: bool) -> None:
     """Write torchelastic's error file: it dates the failure, and `final` says that a retry fails.
 
-    `final` and `over` are our own additions: the script made a mistake, or decided to exit before
-    it attached or behind its training; and all training is over.  In a call that is not the first
-    in this process neither counts.
+    `final` is our own addition: the script made a mistake, or decided to exit before it attached
+    or behind its training.  `over` is one, too: all training is over.  In a call that is not the
+    first in this process neither counts.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
