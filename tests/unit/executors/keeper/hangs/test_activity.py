@@ -147,6 +147,7 @@ def test_a_worker_of_a_fork_server_computes_for_its_rank(
     ) as process:
         assert process.stdout is not None
         assert int(process.stdout.readline()) in activity.family_of(process.pid)[1:]
+        time.sleep(0.5)  # the fork server and its tracker have read their modules
         before = activity.sample_of(time.monotonic(), process.pid)
         time.sleep(activity.SAMPLE_S)
         now = activity.sample_of(time.monotonic(), process.pid)
