@@ -300,6 +300,6 @@ def _say(
         stored = status.last_durable or status.last_remote
         then = "resumes" if stored else "begins anew: nothing is durable"
         then = REFUSED_AGAIN.get(status.exit_code or 0, then)
-        then = "trains nothing more; it runs what stands behind the loop" if over else then
+        then = "goes on where the script ended its training" if over else then
         place = shlex.quote(shown(run.path))
         console.next(f"autockpt run --run-dir {place} {words}{command_line(script)}", note=then)

@@ -39,7 +39,7 @@ def test_an_exit_code_behind_the_training_is_passed_on(tmp_path: Path) -> None:
         assert (code, out.count("trained")) == (7, 1), said
         assert "failed (rank 0 ended with exit code 7" in said
         assert "the training was over, so it is not started again" in said
-        assert "trains nothing more; it runs what stands behind the loop" in said
+        assert "goes on where the script ended its training" in said
         assert "restart 1" not in said
         status = json.loads((tmp_path / "r/status.json").read_text())
         assert (status["exit_code"], status["restarts"], status["last_step"]) == (7, 0, 5)
@@ -52,4 +52,4 @@ def test_an_exception_behind_the_training_is_tried_once_more(tmp_path: Path, end
     code, out, said = run(tmp_path, end)
     assert (code, out.count("trained")) == (93, 2), said
     assert "restart 1" in said
-    assert "trains nothing more; it runs what stands behind the loop" in said
+    assert "goes on where the script ended its training" in said
