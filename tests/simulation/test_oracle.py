@@ -168,6 +168,17 @@ def test_a_torn_shard_of_the_same_name_is_written_over(sealed: bool) -> None:
         assert world.nodes[0].slots[0, 1] is not old
 
 
+def test_a_grant_is_for_the_trainer_that_was_admitted() -> None:
+    """Its directory was emptied, and a replaced trainer of that rank has the same term."""
+    world, keeper = two_nodes()
+    world.disk.claim, keeper.machine.state.admission.current = 1, LAUNCH
+    for incarnation in (m.Incarnation(launch_id="replaced", restart_round=0), LAUNCH):
+        trainer = Trainer(rank=0, nodes=(0, 1), incarnation=incarnation, term=1, running=True)
+        world.trainers.append(trainer)
+    world.do_GrantSlot(keeper, m.GrantSlot(rank=0, generation=gen(1, 2), slot=1))
+    assert [bool(trainer.writing) for trainer in world.trainers] == [False, True]
+
+
 def test_an_attempt_belongs_to_trainers_that_went_on() -> None:
     """A second part of the term needs another one, wherever it begins."""
     world, keeper = two_nodes()

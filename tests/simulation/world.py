@@ -434,11 +434,16 @@ class World:
                 self.to_coordinator(keeper, event)
 
     def find(self, keeper: Keeper, rank: int, *, term: int | None = None) -> Trainer | None:
-        """The trainer an instruction means: by term, or of the keeper's incarnation."""
+        """The trainer an instruction means: of the keeper's incarnation, or else of that term.
+
+        Where a directory was emptied, one that was replaced may have the same term.
+        """
+        admitted, found = keeper.machine.state.incarnation, None
         for trainer in self.trainers:
-            if trainer.rank == rank and trainer.node == keeper.node:
-                if term is not None and trainer.term == term:
+            if trainer.rank != rank or trainer.node != keeper.node:
+                continue
+            if term is None or trainer.term == term:
+                if trainer.incarnation == admitted:
                     return trainer
-                if term is None and trainer.incarnation == keeper.machine.state.incarnation:
-                    return trainer
-        return None
+                found = trainer if term is not None and found is None else found
+        return found
