@@ -101,9 +101,9 @@ PARITY = Redundancy(scheme="xor", set_size=3, parity=1)
 NEWER, NEWEST = gen(1, 3), gen(1, 5)
 
 
-def encoding(nodes: tuple[int, ...]) -> tuple[Cluster, list[m.FetchShard]]:
-    """A rank with two slots on each node, and the parity that each is told to make."""
-    cluster = Cluster(nodes)
+def encoding(nodes: tuple[int, ...], *, slots: int = 2) -> tuple[Cluster, list[m.FetchShard]]:
+    """A rank on each node, and the parity that each is told to make."""
+    cluster = Cluster(nodes, slots=slots)
     cluster.attach_all(redundancy=PARITY)
     cluster.claim(1)
     cluster.tell(m.DecisionWritten(term=1, attempt=1))
@@ -127,7 +127,7 @@ def replace_coordinator(cluster: Cluster) -> None:
     """The keeper of node 0 dies, and a new one adopts the slots of its rank."""
     held = cluster.nodes[0].state.ranks[0].slots.restorable_shards()
     cluster.nodes[0], cluster.coordinator = NodeProtocol(), CoordinatorProtocol()
-    cluster.tell_node(0, m.SlotsAdopted(rank=0, slots=2, held=held))
+    cluster.tell_node(0, m.SlotsAdopted(rank=0, slots=cluster.slots, held=held))
     cluster.attach(0, term=1, redundancy=PARITY)
     cluster.claim(1, parents=(m.TermParent(term=1, parent=None),))
 
@@ -174,6 +174,32 @@ def test_a_round_that_a_node_had_not_finished_has_protected_nothing() -> None:
     assert cluster.coordinator.state.protected == SAVED
 
 
+def test_a_parity_of_another_scheme_is_no_part_of_a_round() -> None:
+    """A plan wants two losses survived.  Node 2 has an older parity, and no slot for another."""
+    cluster, orders = encoding((0, 1, 2), slots=3)
+    for order in orders:
+        encode(cluster, order)
+    cluster.save(NEWER)
+    orders = sorted(cluster.take(m.FetchShard), key=lambda order: order.shard.rank)
+    encode(cluster, orders[2])
+    failed = m.CopyFailed(owner=1, generation=NEWER, reason="no memory")
+    cluster.tell(m.MessageReceived(from_node=1, message=failed))
+    for order in orders:
+        assert order.shard.parity is not None
+        parity = replace(order.shard, parity=replace(order.shard.parity, losses=2))
+        wanted = m.CopiesWanted(
+            generation=NEWER, parities=(parity,), holders=(parity.rank,), protected=SAVED
+        )
+        cluster.tell_node(parity.rank, m.MessageReceived(from_node=0, message=wanted))
+    orders = sorted(cluster.take(m.FetchShard), key=lambda order: order.shard.rank)
+    assert [order.shard.rank for order in orders] == [0, 1]
+    encode(cluster, orders[1], is_end_lost=True)
+    replace_coordinator(cluster)
+    copied = [r.copied for _, r in sorted(cluster.coordinator.state.inventory.items())]
+    assert copied == [None, NEWER, None]
+    assert cluster.coordinator.state.protected == SAVED
+
+
 def test_a_replaced_coordinator_says_nothing_of_copies() -> None:
     """Its node was left out and comes back: the checkpoint is the parent of another term now."""
     cluster, orders = encoding((0, 1, 2))
@@ -188,3 +214,49 @@ def test_a_replaced_coordinator_says_nothing_of_copies() -> None:
     assert (node.replicated, node.copying) == ((), None)
     cluster.tell_node(2, m.MessageReceived(from_node=0, message=ended))
     assert node.protected is None
+
+
+OLD = m.Incarnation(launch_id="older", restart_round=0)
+OF_REPLACED: tuple[m.WireMessage, ...] = (
+    m.InventoryWanted(incarnation=OLD, term=1),
+    m.RestoreOrdered(
+        incarnation=OLD, rank=2, term=1, attempt=1, generation=SAVED, step=1,
+        source=m.ShardSource(kind="disk"),
+    ),
+    m.ShardsPlaced(incarnation=OLD, term=1, attempt=1, generation=SAVED, places=()),
+    m.TermOpened(
+        incarnation=OLD, term=1, parent=None, step=0, parent_durable=False, lineage=()
+    ),
+    m.AttachRefused(rank=2, incarnation=OLD, reason="replaced"),
+    m.RestoreRefused(rank=2, incarnation=OLD, reason="replaced"),
+    m.TermFenced(incarnation=OLD, term=1, reason="newer term"),
+    m.MemoryCommitted(generation=NEWER),
+    m.CopiesWanted(generation=SAVED, replicated=(0, 1)),
+    m.CopiesEnded(generation=SAVED, protected=False),
+    m.DurableCommitted(generation=NEWER),
+    m.GenerationDropped(generation=SAVED, reason="older", memory=True),
+    m.PersistWanted(generation=SAVED, ranks=(2,)),
+    m.PlanOffered(incarnation=OLD, term=1, version=7, payload={}, margin_steps=2),
+    m.PlanDecided(term=1, version=7, apply_step=9),
+    m.PlanDropped(term=1, version=7, reason="older"),
+)  # fmt: skip
+"""All that a coordinator tells nodes, of a term with the number of the present one."""
+
+
+@pytest.mark.parametrize("message", OF_REPLACED, ids=lambda message: type(message).__name__)
+def test_a_node_listens_to_no_replaced_coordinator(message: m.WireMessage) -> None:
+    """The directory was emptied between: a term's number does not tell them apart."""
+    cluster, orders = encoding((0, 1, 2))
+    for order in orders:
+        encode(cluster, order)
+    cluster.nodes[2].state.ranks[2].plan_offered = 7
+    before = repr(cluster.nodes[2].state.ranks), cluster.held(2)
+    told = cluster.nodes[2].handle(m.MessageReceived(from_node=1, message=message))
+    assert [getattr(one, "kind", None) for one in told] == ["stale"]
+    assert (repr(cluster.nodes[2].state.ranks), cluster.held(2)) == before
+
+
+def test_every_kind_of_message_to_nodes_is_in_the_table() -> None:
+    """One that is added later is refused as well."""
+    kinds = {type(message) for message in OF_REPLACED}
+    assert kinds == set(m.TO_NODE)

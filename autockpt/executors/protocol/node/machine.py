@@ -107,15 +107,13 @@ class NodeProtocol:
         return state.out
 
     def _is_of_replaced(self, event: m.NodeEvent) -> bool:
-        """It is about copies of a checkpoint, from a coordinator that is replaced.
+        """Another keeper sent it than the one that coordinates the trainers of this node.
 
-        Other messages name an incarnation or are of the term that runs.  Copies may be of its
-        parent, which a former coordinator had copied as well.
+        Most messages name an incarnation, or are of the term that runs.  Copies may be of its
+        parent, which a former coordinator had copied as well.  Terms have the same number again
+        where a directory was emptied.
         """
-        if not isinstance(event, m.MessageReceived):
-            return False
-        of_copies = isinstance(event.message, m.CopiesWanted | m.CopiesEnded)
-        return of_copies and event.from_node != self.state.coordinator
+        return isinstance(event, m.MessageReceived) and event.from_node != self.state.coordinator
 
     def attach_refusal(self, event: m.TrainerAttached) -> str | None:
         """Return why a trainer would not be admitted now; None: it would."""

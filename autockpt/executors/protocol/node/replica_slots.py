@@ -47,8 +47,9 @@ class ReplicaSlots:
         state, generation = self.state, self.state.copying
         if generation is None or state.fetches:
             return None
-        wanted = [(r, False) for r in state.replicated] + [(r, True) for r in state.holders]
-        copies = (self.replicas_of(replica).sealed(generation) for replica in wanted)
+        asked = {parity.rank: parity for parity in state.asked}
+        copies = [self.copy_of(rank, generation) for rank in state.replicated]
+        copies += [self.sealed_replica(asked[r]) if r in asked else None for r in state.holders]
         own = (local for local in state.ranks.values() if local.attach is not None)
         originals = (self.original_of(local, generation) for local in own)
         return generation if all((*copies, *originals)) else None
@@ -132,6 +133,12 @@ class ReplicaSlots:
     def copy_of(self, rank: int, generation: Generation) -> m.HeldShard | None:
         slot = self.replicas_of((rank, False)).sealed(generation)
         return None if slot is None or slot.worthless else slot.shard
+
+    def sealed_replica(self, shard: m.HeldShard) -> m.HeldShard | None:
+        """The copy, or the parity of the very same shards."""
+        held = self.replicas_of(replica_of(shard)).restorable_shards()
+        fits = (h for h in held if h.generation == shard.generation and h.parity == shard.parity)
+        return next(fits, None)
 
     def original_of(self, local: LocalRank, generation: Generation) -> m.HeldShard | None:
         """The shard of a rank of this node, sealed in its slot or brought back."""

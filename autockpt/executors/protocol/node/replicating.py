@@ -31,7 +31,7 @@ class Replicating:
             return
         if message.protected is not None and message.protected == state.copying:
             state.protected = message.protected
-        state.copying = generation
+        state.copying, state.asked = generation, message.parities
         state.replicated, state.holders = message.replicated, message.holders
         for shard in (*message.shards, *message.parities):
             fits = (shard.generation, shard.world_size) == (generation, len(state.nodes))
@@ -54,7 +54,7 @@ class Replicating:
         """Say that it is here, or begin to bring it here."""
         state = self.state
         replica, generation = replica_of(shard), shard.generation
-        here, fetch = self._sealed_replica(shard), state.fetches.get(replica)
+        here, fetch = self.replica_slots.sealed_replica(shard), state.fetches.get(replica)
         if here is not None:
             self.replica_slots.drop_renewed(here)
             state.tell(m.CopySealed(shard=here))
@@ -71,12 +71,6 @@ class Replicating:
             state.tell(
                 m.CopyComing(owner=rank, generation=generation, mark=fetch.mark, parity=parity)
             )
-
-    def _sealed_replica(self, shard: m.HeldShard) -> m.HeldShard | None:
-        """The copy, or the parity of the very same shards."""
-        held = self.replica_slots.replicas_of(replica_of(shard)).restorable_shards()
-        fits = (h for h in held if h.generation == shard.generation and h.parity == shard.parity)
-        return next(fits, None)
 
     def _sources(self, shard: m.HeldShard) -> tuple[m.ShardCopy, ...]:
         """A copy is fetched from its owner, a parity is made of the shards of the other members."""

@@ -105,6 +105,8 @@ class NodeState:
     """Where the shards are that ranks of this node gather."""
     copying: Generation | None = None
     """Copies of it are being made somewhere: its slots are kept."""
+    asked: tuple[m.HeldShard, ...] = ()
+    """The parities that its round asks of this node."""
     protected: Generation | None = None
     """Newest one that survives the loss of a node, or was restored: its slots are kept."""
     announced: Generation | None = None
