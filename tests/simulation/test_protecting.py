@@ -200,6 +200,19 @@ def test_a_parity_of_another_scheme_is_no_part_of_a_round() -> None:
     assert cluster.coordinator.state.protected == SAVED
 
 
+def test_a_parity_that_is_under_way_gives_way_to_that_of_another_scheme() -> None:
+    """The end of the round for it was lost: complete, it would end the next round."""
+    cluster, orders = encoding((0, 1, 2))
+    assert orders[2].shard.parity is not None
+    parity = replace(orders[2].shard, parity=replace(orders[2].shard.parity, losses=2))
+    wanted = m.CopiesWanted(generation=SAVED, parities=(parity,), holders=(2,))
+    for _ in range(2):  # a repeated request begins nothing again
+        cluster.tell_node(2, m.MessageReceived(from_node=0, message=wanted))
+    told = [one for one in cluster.done if isinstance(one, m.AbortFetch | m.FetchShard)]
+    assert [type(one) for one in told] == [m.AbortFetch, m.FetchShard]
+    assert cluster.take(m.FetchShard)[0].shard == parity
+
+
 def test_a_replaced_coordinator_says_nothing_of_copies() -> None:
     """Its node was left out and comes back: the checkpoint is the parent of another term now."""
     cluster, orders = encoding((0, 1, 2))

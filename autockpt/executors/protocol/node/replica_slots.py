@@ -85,7 +85,7 @@ class ReplicaSlots:
         assert state.incarnation is not None
         slot.begin(shard.generation, shard.step, state.incarnation)
         state.fetches[replica_of(shard)] = Fetch(
-            slot=slot.index, generation=shard.generation, sources=sources
+            slot=slot.index, generation=shard.generation, sources=sources, parity=shard.parity
         )
         state.emit(m.FetchShard(shard=shard, sources=sources, slot=slot.index))
 

@@ -58,7 +58,7 @@ class Replicating:
         if here is not None:
             self.replica_slots.drop_renewed(here)
             state.tell(m.CopySealed(shard=here))
-        elif fetch is None or fetch.generation != generation:
+        elif fetch is None or (fetch.generation, fetch.parity) != (generation, shard.parity):
             self.replica_slots.abort_fetch(replica, f"{generation} is wanted")
             slot = self.replica_slots.choose_replica_slot(replica)
             if slot is not None:

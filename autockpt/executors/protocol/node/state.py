@@ -38,6 +38,8 @@ class Fetch:
     slot: int
     generation: Generation
     sources: tuple[m.ShardCopy, ...]
+    parity: m.ParityOf | None = None
+    """The shards that the parity is made of; None: it is a shard."""
     mark: int = 0
     """The progress of the fetch; 0: no report yet."""
 
