@@ -144,7 +144,7 @@ class TrainingPosition:
     def is_within_epoch(self) -> bool:
         """The script's loop, or one of ours, goes on within an epoch."""
         if self.data is not None:
-            return self.data.index > 0 and self.data.left != 0
+            return self.data.is_within and self.data.left != 0
         return not self._deferred and any(one.is_within for one in self.loaders.values())
 
     @property
@@ -161,7 +161,8 @@ class TrainingPosition:
         """
         data = self.data
         if data is not None:
-            if self.restored is not None and self.restored.step and not (data.epoch or data.index):
+            began = bool(data.epoch) or data.is_within
+            if self.restored is not None and self.restored.step and not began:
                 raise AutockptError(
                     "ckpt.epoch: no batch came from ckpt.batches(), so the epoch is known to the "
                     "script alone. Leave `data` out of attach, and take ckpt.loader(loader)"
@@ -352,7 +353,7 @@ class TrainingPosition:
         saved = self._saved_places.pop(name, None)
         if saved is not None:
             loader.load_if_same(saved)
-            self._say_of_reading(loader.place)
+            self._say_of_rest(loader.place)
         elif former is not None:
             loader.take_over(former)
         self.loaders[name] = loader
@@ -399,7 +400,7 @@ class TrainingPosition:
             )
         if self.data is not None and resumed.progress.get("data") is not None:
             self.data.load(resumed.progress["data"])
-            self._say_of_reading(self.data)
+            self._say_of_rest(self.data)
             self.data.prepare()
         self._take_extra(resumed)
         self._are_passes = False if resumed.progress.get("passes") is False else None
@@ -426,7 +427,9 @@ class TrainingPosition:
                 "differ in last bits from that of a run that went on"
             )
 
-    def _say_of_reading(self, data: DataPosition) -> None:
+    def _say_of_rest(self, data: DataPosition) -> None:
+        if data.resized:
+            self._rank.say(data.resized)
         if data.is_read_again and data.index:
             self._rank.say(
                 f"data: {data.index} batches of this epoch are read again and passed over: a "

@@ -356,6 +356,39 @@ def test_a_count_of_batches_goes_on(
     assert again.steps == whole.steps[6:]
 
 
+def test_another_batch_size_counts_the_rest_of_an_epoch_from_its_end(
+    attach: Callable[..., Any], new_run: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A loop that asks for the last batch finds it, as one that accumulates gradients does."""
+    seen: list[tuple[int, int]] = []
+    within: list[bool] = []
+
+    def counting(training: Training, size: int) -> None:
+        data = training.loader.dataset
+        training.attach()
+        within.append(training.ckpt._position.is_within_epoch)
+        loader = training.ckpt.loader(DataLoader(data, batch_size=size, shuffle=True))
+        within.append(training.ckpt._position.is_within_epoch)
+        for epoch in range(loader.epoch, EPOCHS):
+            for i, batch in enumerate(loader, loader.first_batch):
+                seen.append((epoch, i))
+                if training.train(i, batch[0]):
+                    return
+
+    run_dir = trainings.prepare(new_run(), trainings.plan(memory=6, disk=6))
+    trained(attach, run_dir, lambda training: counting(training, 2), saved=6, stop=8)
+    capsys.readouterr()
+    seen.clear()
+    within.clear()
+    again = trained(attach, run_dir, lambda training: counting(training, 1))
+    assert again.start == 6
+    assert seen[:6] == [(1, 4), (1, 5), (1, 6), (1, 7), (2, 0), (2, 1)]
+    assert within == [False, True]
+    assert (
+        "batch size was 2 and is 1; 4 of 8 samples are left of epoch 1" in capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize("where", ["in front of the work", "behind ckpt.step()"])
 def test_an_epoch_that_is_left_early(
     attach: Callable[..., Any], new_run: Callable[..., str], where: str,

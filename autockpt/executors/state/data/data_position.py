@@ -83,6 +83,8 @@ class DataPosition:
         """Batches handed out in this epoch, or since its rest was shared out anew."""
         self._start = 0
         """Samples of the epoch's order that were taken before the rest was shared out anew."""
+        self.resized = ""
+        """A notice that the batch size has changed within this epoch; "": it has not."""
         self._order: EpochOrder | None = None
         """The order of this epoch; None before it begins, or when its sampler is unknown."""
         self._sharing: dict[str, Any] = {}
@@ -166,6 +168,21 @@ class DataPosition:
             except (TypeError, NotImplementedError):
                 return None
         return max(0, whole - self.index)
+
+    @property
+    def is_within(self) -> bool:
+        """Samples of the epoch under way were taken, by whatever batch size and number of ranks."""
+        return bool(self.index or self._start)
+
+    @property
+    def number(self) -> int:
+        """The coming batch's number in its epoch, from 0.
+
+        Behind a change of the batch size or of the number of ranks numbers are counted from the
+        end.  So the last batch has the number that it has in a whole epoch.
+        """
+        left = self.left if self._start else None
+        return self.index if left is None else max(0, len(self.loader) - left)
 
     def drawn(self) -> dict[str, Any]:
         """States of the generators that loading a sample draws from."""
@@ -261,6 +278,12 @@ class DataPosition:
         self.index = place.index
         if place == old:
             return
+        was, size = old.share.batch_size, place.share.batch_size
+        if place.start and was != size:
+            self.resized = (
+                f"data: the batch size was {was} and is {size}; {old.order.length - place.start} "
+                f"of {old.order.length} samples are left of epoch {self.epoch}"
+            )
         self.by_index = True
         if not old.order.drawn:
             # Of no use but for seeds of workers, which other ranks drew.

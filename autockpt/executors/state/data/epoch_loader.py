@@ -127,14 +127,15 @@ class EpochLoader:
     def first_batch(self) -> int:
         """The number of the batch that the next pass begins with; 0 for a whole epoch.
 
-        For a loop that counts: `enumerate(loader, loader.first_batch)`.
+        For a loop that counts: `enumerate(loader, loader.first_batch)`.  With another batch size
+        or number of ranks than before, the rest of an epoch is numbered from its end.
         """
         self._require_same_data()
         self._settle_left()
         if self._resumed is not None and self._asks_again(sys._getframe(1)):
             self.end_epoch()
         is_whole = self._resumed is None or not self._place.under_way
-        return 0 if is_whole else int(self._place.index)
+        return 0 if is_whole else int(self._place.number)
 
     def __iter__(self) -> Iterator[Any]:
         """The rest of the epoch that a checkpoint was made in, else a whole one."""
@@ -181,13 +182,13 @@ class EpochLoader:
     def end_left_epoch(self) -> None:
         """Another pass begins: the last one has ended, though the loader may have had more."""
         if self._under_way and self._resumed is None:
-            self.__dict__["left_after"] = self._place.index
+            self.__dict__["left_after"] = self._place.number
             self._next_epoch()
 
     @property
     def is_within(self) -> bool:
         """The next pass goes on within an epoch, behind its first batch."""
-        return self.resumes and self._place.index > 0 and self._place.left != 0
+        return self.resumes and self._place.is_within and self._place.left != 0
 
     @property
     def is_at_end(self) -> bool:
@@ -392,7 +393,7 @@ class EpochLoader:
         if current.batches and self._is_idle():
             self._give_back()
             return
-        if self._place.index and not current.batches:
+        if self._place.is_within and not current.batches:
             self._empty()
         if left <= 0:
             self._next_epoch()
