@@ -430,6 +430,12 @@ class TrainingPosition:
     def _say_of_rest(self, data: DataPosition) -> None:
         if data.resized:
             self._rank.say(data.resized)
+        workers = int(getattr(data.loader, "num_workers", 0))
+        if workers and data.is_within and data.by_index:
+            self._rank.say(
+                "data: new workers load the rest of this epoch. Random numbers that they draw, for "
+                "an augmentation, are other ones. Seed each sample by its index where that matters"
+            )
         if data.is_read_again and data.index:
             self._rank.say(
                 f"data: {data.index} batches of this epoch are read again and passed over: a "

@@ -367,7 +367,8 @@ def test_another_batch_size_counts_the_rest_of_an_epoch_from_its_end(
         data = training.loader.dataset
         training.attach()
         within.append(training.ckpt._position.is_within_epoch)
-        loader = training.ckpt.loader(DataLoader(data, batch_size=size, shuffle=True))
+        made = DataLoader(data, batch_size=size, shuffle=True, num_workers=int(size == 1))
+        loader = training.ckpt.loader(made)
         within.append(training.ckpt._position.is_within_epoch)
         for epoch in range(loader.epoch, EPOCHS):
             for i, batch in enumerate(loader, loader.first_batch):
@@ -384,9 +385,9 @@ def test_another_batch_size_counts_the_rest_of_an_epoch_from_its_end(
     assert again.start == 6
     assert seen[:6] == [(1, 4), (1, 5), (1, 6), (1, 7), (2, 0), (2, 1)]
     assert within == [False, True]
-    assert (
-        "batch size was 2 and is 1; 4 of 8 samples are left of epoch 1" in capsys.readouterr().err
-    )
+    said = capsys.readouterr().err
+    assert "batch size was 2 and is 1; 4 of 8 samples are left of epoch 1" in said
+    assert "new workers load the rest of this epoch" in said
 
 
 @pytest.mark.parametrize("where", ["in front of the work", "behind ckpt.step()"])

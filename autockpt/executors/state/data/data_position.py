@@ -171,7 +171,7 @@ class DataPosition:
 
     @property
     def is_within(self) -> bool:
-        """Samples of the epoch under way were taken, by whatever batch size and number of ranks."""
+        """Samples of the epoch under way were taken, maybe in batches of another size."""
         return bool(self.index or self._start)
 
     @property
