@@ -67,6 +67,8 @@ class Trainer:
     unseen: bool = False
     """Its keeper takes it for dead."""
     term: int | None = None
+    emptied: bool = False
+    """The directory of that term was emptied: another term may have its number."""
     attempt: int = 0
     lineage: tuple[m.TermParent, ...] = ()
     step: int = 0

@@ -275,6 +275,8 @@ class Faults(Storage):
             return
         self.say("wipe")
         self.disk = Disk(term=self.disk.term)
+        for trainer in self.trainers:
+            trainer.emptied = True
         self.oracle.durable.clear()
         self.oracle.ever = False
         if self.slots == 1:  # a single slot relies on the disk for what it overwrites

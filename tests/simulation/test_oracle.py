@@ -174,6 +174,7 @@ def test_a_grant_is_for_the_trainer_that_was_admitted() -> None:
     world.disk.claim, keeper.machine.state.admission.current = 1, LAUNCH
     for incarnation in (m.Incarnation(launch_id="replaced", restart_round=0), LAUNCH):
         trainer = Trainer(rank=0, nodes=(0, 1), incarnation=incarnation, term=1, running=True)
+        trainer.emptied = incarnation != LAUNCH
         world.trainers.append(trainer)
     world.do_GrantSlot(keeper, m.GrantSlot(rank=0, generation=gen(1, 2), slot=1))
     assert [bool(trainer.writing) for trainer in world.trainers] == [False, True]

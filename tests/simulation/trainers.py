@@ -97,6 +97,8 @@ class Trainers(World):
         keeper = self.nodes[trainer.node].keeper
         if trainer.step % self.interval or keeper is None:
             return
+        if trainer.emptied and trainer.incarnation != keeper.machine.state.incarnation:
+            return  # a keeper hears its live trainers alone; else its term tells
         disk = (trainer.step // self.interval) % self.disk_every == 0
         if self.in_flight and len(trainer.persisting - {generation}) >= self.in_flight:
             disk = False

@@ -434,16 +434,16 @@ class World:
                 self.to_coordinator(keeper, event)
 
     def find(self, keeper: Keeper, rank: int, *, term: int | None = None) -> Trainer | None:
-        """The trainer an instruction means: of the keeper's incarnation, or else of that term.
+        """The trainer an instruction means: by term, or of the keeper's incarnation.
 
-        Where a directory was emptied, one that was replaced may have the same term.
+        Where a directory was emptied, a replaced trainer may have the number of another term.
         """
-        admitted, found = keeper.machine.state.incarnation, None
+        admitted = keeper.machine.state.incarnation
         for trainer in self.trainers:
-            if trainer.rank != rank or trainer.node != keeper.node:
-                continue
-            if term is None or trainer.term == term:
-                if trainer.incarnation == admitted:
+            if trainer.rank == rank and trainer.node == keeper.node:
+                is_other = trainer.emptied and trainer.incarnation != admitted
+                if term is not None and trainer.term == term and not is_other:
                     return trainer
-                found = trainer if term is not None and found is None else found
-        return found
+                if term is None and trainer.incarnation == admitted:
+                    return trainer
+        return None
