@@ -215,6 +215,30 @@ def require_counters(call: str, extra: Mapping[str, Any], name: str) -> None:
         )
 
 
+class OverLoader:
+    """An adapter's loader over one of `ckpt.loader`, which knows its place."""
+
+    def __init__(self, placed: Any) -> None:
+        self._placed = placed
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next pass is, or goes on with."""
+        return int(self._placed.epoch)
+
+    @property
+    def first_batch(self) -> int:
+        """The number of the batch that the next pass begins with; 0 for a whole epoch."""
+        return int(self._placed.first_batch)
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch."""
+        return len(self._placed)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_placed"], name)
+
+
 class OverSession:
     """The object of an adapter: it has all members of its session that it has not of its own."""
 

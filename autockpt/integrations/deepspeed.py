@@ -24,7 +24,7 @@ import torch
 
 import autockpt
 from autockpt.executors.sharding.adapters.deepspeed import is_zero
-from autockpt.integrations.adapters import OverSession
+from autockpt.integrations.adapters import OverLoader, OverSession
 from autockpt.values.errors import ConfigError
 
 COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
@@ -155,21 +155,12 @@ class ProtectedEngine(OverSession):
                 setattr(scaler, name, value)
 
 
-class EngineLoader:
+class EngineLoader(OverLoader):
     """A loader whose next batch is the beginning of an iteration."""
 
     def __init__(self, engine: ProtectedEngine, placed: Any, timer: Any) -> None:
-        self._protected, self._placed, self._timer = engine, placed, timer
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that the next pass is, or goes on with."""
-        return int(self._placed.epoch)
-
-    @property
-    def first_batch(self) -> int:
-        """The number of the batch that the next pass begins with; 0 for a whole epoch."""
-        return int(self._placed.first_batch)
+        super().__init__(placed)
+        self._protected, self._timer = engine, timer
 
     def __iter__(self) -> Iterator[Any]:
         """The rest of the epoch of the checkpoint, else a whole one; none once it was stopped."""
@@ -186,13 +177,6 @@ class EngineLoader:
                 return
             yield batch
             protected.finish_iteration()
-
-    def __len__(self) -> int:
-        """Batches of a whole epoch."""
-        return len(self._placed)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_placed"], name)
 
 
 def _require_protectable(engine: Any) -> None:

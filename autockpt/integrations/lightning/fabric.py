@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import autockpt
-from autockpt.integrations.adapters import OverSession
+from autockpt.integrations.adapters import OverLoader, OverSession
 from autockpt.integrations.lightning.ranks import tell_ranks
 from autockpt.values.errors import ConfigError
 
@@ -76,21 +76,12 @@ class ProtectedFabric(OverSession):
         return FabricLoader(loader, self.session.loader(loader, name=name))
 
 
-class FabricLoader:
+class FabricLoader(OverLoader):
     """Fabric's loader, which tells a distributed sampler the epoch."""
 
     def __init__(self, loader: Any, placed: Any) -> None:
-        self._loader, self._placed = loader, placed
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that the next pass is, or goes on with."""
-        return int(self._placed.epoch)
-
-    @property
-    def first_batch(self) -> int:
-        """The number of the batch that the next pass begins with; 0 for a whole epoch."""
-        return int(self._placed.first_batch)
+        super().__init__(placed)
+        self._loader = loader
 
     def __iter__(self) -> Iterator[Any]:
         """The rest of the epoch of the checkpoint, else a whole one."""
@@ -98,13 +89,6 @@ class FabricLoader:
         for sampler in _samplers(getattr(self._loader, "_dataloader", self._loader)):
             sampler.set_epoch(self._placed.epoch)
         return iter(self._placed)
-
-    def __len__(self) -> int:
-        """Batches of a whole epoch."""
-        return len(self._placed)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_placed"], name)
 
 
 class _Values:

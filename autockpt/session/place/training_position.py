@@ -431,7 +431,7 @@ class TrainingPosition:
         if data.resized:
             self._rank.say(data.resized)
         workers = int(getattr(data.loader, "num_workers", 0))
-        if workers and data.is_within and data.by_index:
+        if workers and data.is_within and data.by_index and not data.is_read_again:
             self._rank.say(
                 "data: new workers load the rest of this epoch. Random numbers that they draw, for "
                 "an augmentation, are other ones. Seed each sample by its index where that matters"
