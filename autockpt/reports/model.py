@@ -4,10 +4,18 @@
 JSON and back, so a report can be read again and compared.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from autockpt.reports.analysis.accounting import Accounting, Restore, account, span, witness_of
+from autockpt.reports.analysis.accounting import (
+    Accounting,
+    Restore,
+    account,
+    since_begun_anew,
+    span,
+    witness_of,
+)
 from autockpt.reports.analysis.clock import align
 from autockpt.reports.analysis.degradation import failing_disk
 from autockpt.reports.analysis.ending import RunEnding, ending, newest_step
@@ -43,7 +51,13 @@ from autockpt.reports.verdict import (
 )
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Profile
-from autockpt.values.telemetry import Event, ReplicasDisagreed, RunStarted, SnapshotSealed
+from autockpt.values.telemetry import (
+    Event,
+    IterationsTimed,
+    ReplicasDisagreed,
+    RunStarted,
+    SnapshotSealed,
+)
 from autockpt.values.units import format_bytes, format_duration, format_fraction
 
 ATTACH_LINES = (
@@ -158,7 +172,8 @@ def _profile_report(data: RunData) -> ReportModel:
 
 
 def _run_report(data: RunData) -> ReportModel:
-    events = with_unseen_deaths(align(data.events))
+    every = with_unseen_deaths(align(data.events))
+    events = tuple(since_begun_anew(every))
     profile, decision = data.profile, data.decision
     ended = ending(events, data.status)
     accounting, restores = account(
@@ -197,7 +212,10 @@ def _run_report(data: RunData) -> ReportModel:
         protected=data.protected,
         ending=ended,
         verdict=advised(verdict, data, ended, found),
-        facts=_facts(data, events, ended),
+        facts=(
+            *_facts(data, events, ended),
+            *_begun_anew(every, events),
+        ),
         tiles=run_tiles(data, accounting, saved, restores, ended, early=is_early(compared)),
         findings=found,
         versions=dict(data.versions),
@@ -285,6 +303,16 @@ def _facts(data: RunData, events: tuple[Event, ...], ended: RunEnding | None) ->
     if "autockpt" in data.versions:
         facts.append(Fact(label="autockpt", value=data.versions["autockpt"]))
     return tuple(facts)
+
+
+def _begun_anew(every: Sequence[Event], events: Sequence[Event]) -> tuple[Fact, ...]:
+    """When a training was left as a whole, which no figure of the report counts."""
+    left = every[: len(every) - len(events)]
+    started = next((e for e in events if isinstance(e, RunStarted)), None)
+    if started is None or not any(isinstance(e, IterationsTimed) for e in left):
+        return ()
+    value = f"{started.wall}, with --fresh; the training before is not counted"
+    return (Fact(label="Begun anew", value=value),)
 
 
 def _ended(ended: RunEnding) -> str:

@@ -242,10 +242,14 @@ def _cost(accounting: Accounting) -> str:
     if accounting.other_s > 0:
         parts.append(f"start-up and the like {_of(accounting.other_s, accounting)}")
     productive = _of(accounting.productive_s, accounting)
-    return (
+    cost = (
         f"Of {format_duration(accounting.wall_s)}, {productive} went into training that counts; "
         f"{', '.join(parts)}."
     )
+    if accounting.left_s > 0:
+        left = format_duration(accounting.left_s)
+        cost += f" Another {left} were left with --resume-from, and are not counted."
+    return cost
 
 
 def _of(seconds: float, accounting: Accounting) -> str:

@@ -529,6 +529,7 @@ class Session:
     def _report_started(self, resumed: Resumed, began: float, apply_s: float) -> None:
         attach_at, startup = startup_timing.startup()
         now = time.monotonic()
+        discards = self._job.fresh or self._job.resume_from is not None
         self._rank.emit(
             t.RunStarted(
                 at_s=now, rank=self._job.rank,
@@ -546,7 +547,7 @@ class Session:
                 process=startup_timing.process(),
                 new_process_reason=os.environ.get(environment.NEW_PROCESS, ""),
                 resumed=str(resumed.generation or SCRATCH),
-                discards=self._job.fresh or self._job.resume_from is not None,
+                discards=discards,
             )
         )  # fmt: skip
         if self._job.rank == 0 and self._job.place is not None:
@@ -559,7 +560,7 @@ class Session:
                 step=resumed.step, source=resumed.source, bytes=resumed.bytes,
                 restore_s=time.monotonic() - began,
                 came_s=None if before_s is None else before_s + time.monotonic() - attach_at,
-                begins_launch=begins,
+                begins_launch=begins, discards=discards,
             )
         )  # fmt: skip
         if resumed.generation is None and self._job.number > 1:

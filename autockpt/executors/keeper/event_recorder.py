@@ -287,7 +287,7 @@ class EventRecorder:
         if outage is not None and inherited:
             self._inherited = False
             self._tell_inherited(outage)
-        lost_steps = max(0, outage.step - message.step) if outage else 0
+        lost_steps = max(0, outage.step - message.step) if outage and not message.discards else 0
         pace = outage.exposure_s / outage.steps if outage and outage.steps else 0.0
         down_s = _now() - outage.began_s if outage else 0.0
         detect_s, restart_s = _apart(message, down_s)

@@ -290,6 +290,8 @@ class TrainerResumed:
     Where it `begins_launch`: from the birth of the process."""
     begins_launch: bool = False
     """A person or a scheduler started the job anew, and nothing here timed their part."""
+    discards: bool = False
+    """It leaves newer iterations on purpose: none of them is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

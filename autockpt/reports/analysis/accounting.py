@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from autockpt.values.failure import FailureRecord
+from autockpt.values.generation import SCRATCH
 from autockpt.values.telemetry import (
     Event,
     FailureObserved,
@@ -60,7 +61,7 @@ class Accounting:
     """Seconds of wall time by purpose; `wall_s` is their sum."""
 
     wall_s: float
-    """First to last event of the trainers, pauses excluded."""
+    """First to last event of the trainers, without pauses and iterations left on purpose."""
     productive_s: float
     """Iterations that count, at the speed of an undisturbed one."""
     stall_s: float
@@ -77,7 +78,10 @@ class Accounting:
     paused_s: float
     """Between an end and the next launch; not part of `wall_s`."""
     steps: int
-    """Iterations of the witness, repeated ones included."""
+    """Iterations of the witness, repeated ones included, those left on purpose not."""
+    left_s: float = 0.0
+    """Iterations that a later start left on purpose (`--resume-from`), with the stalls of their
+    checkpoints.  Neither lost nor productive, and not part of `wall_s`."""
 
     @property
     def down_s(self) -> float:
@@ -133,11 +137,32 @@ class _Interruption:
     restored: list[Restored] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trained:
+    """Iterations of one block, or of the part of it that still counts."""
+
+    step: int
+    """Behind the last of them."""
+    count: int
+    total_s: float
+    stall_s: float
+    excess_s: float
+    """Above the same iterations undisturbed."""
+
+    def part(self, step: int, count: int) -> "_Trained":
+        """`count` of them, of which the last ends with `step`."""
+        share = count / self.count
+        return _Trained(step=step, count=count, total_s=self.total_s * share,
+                        stall_s=self.stall_s * share, excess_s=self.excess_s * share)  # fmt: skip
+
+
 @dataclass(slots=True)
 class _Ledger:
     """Running sums of the witness."""
 
     iteration_s: float
+    usual_s: float | None
+    """An undisturbed iteration; None: not known."""
     mark_s: float
     """Everything of the witness up to here is accounted for."""
     step: int = 0
@@ -151,11 +176,40 @@ class _Ledger:
     detect_s: float | None = None
     """None: no way back told it apart."""
     steps: int = 0
+    excess_s: float = 0.0
+    left_s: float = 0.0
+    line: list[_Trained] = field(default_factory=list)
+    """Iterations that led to `step`, oldest first."""
     not_started_s: float = 0.0
     """Between a failure and the next launch."""
     run_id: str = ""
     """Of the newest launch."""
     restores: list[Restore] = field(default_factory=list)
+
+    def book(self, trained: _Trained) -> None:
+        """Add iterations that ended."""
+        self.line.append(trained)
+        self.trained_s += trained.total_s
+        self.stall_s += trained.stall_s
+        self.excess_s += trained.excess_s
+        self.unsettled_stall_s = 0.0
+        self.steps += trained.count
+
+    def go_back(self, step: int, *, on_purpose: bool) -> None:
+        """Training goes on behind `step`; iterations left `on_purpose` count no more."""
+        self.step = step
+        while self.line and self.line[-1].step > step:
+            last = self.line.pop()
+            kept = max(0, last.count - (last.step - step))
+            if kept:
+                self.line.append(last.part(step, kept))
+            if on_purpose:
+                left = last.part(last.step, last.count - kept) if kept else last
+                self.trained_s -= left.total_s
+                self.stall_s -= left.stall_s
+                self.excess_s -= left.excess_s
+                self.left_s += left.total_s + left.stall_s
+                self.steps -= left.count
 
 
 def account(
@@ -176,13 +230,17 @@ def account(
     stream = [e for e in events if e.rank == witness or isinstance(e, FailureObserved | Restored)]
     start_s, end_s = span(events)
     blocks = [e for e in stream if isinstance(e, IterationsTimed)]
+    quiet = [block.quiet_s for block in blocks if block.quiet_s > 0]
     ledger = _Ledger(
-        iteration_s=_mean_iteration_s(blocks, iteration_s), mark_s=start_s, run_id=run_id
+        iteration_s=_mean_iteration_s(blocks, iteration_s),
+        usual_s=median(quiet) if quiet else iteration_s,
+        mark_s=start_s,
+        run_id=run_id,
     )
     _walk(stream, ledger, start_s)
     paused_s = _paused_s(events) + ledger.not_started_s
-    wall_s = max(0.0, end_s - start_s - paused_s)
-    slowdown_s = _slowdown_s(blocks, iteration_s, ledger.trained_s)
+    wall_s = max(0.0, end_s - start_s - paused_s - ledger.left_s)
+    slowdown_s = max(0.0, min(ledger.excess_s, ledger.trained_s))
     lost_s = max(0.0, min(ledger.lost_s + unkept_s, ledger.trained_s - slowdown_s))
     productive_s = ledger.trained_s - slowdown_s - lost_s
     detect_s, restart_s, restore_s = _split_down(ledger, failures)
@@ -199,6 +257,7 @@ def account(
         other_s=wall_s - (productive_s + ledger.stall_s + slowdown_s + lost_s + down_s),
         paused_s=paused_s,
         steps=ledger.steps,
+        left_s=ledger.left_s,
     ), tuple(ledger.restores)
 
 
@@ -214,6 +273,15 @@ def span(events: Sequence[Event]) -> tuple[float, float]:
             start_s = min(start_s, event.at_s - event.total_s - event.checkpoint_s)
             break
     return start_s, max(e.at_s for e in mine)
+
+
+def since_begun_anew(events: Sequence[Event]) -> Sequence[Event]:
+    """Aligned `events` from the newest start on that left a whole training on purpose."""
+    begun: dict[tuple[str, int], int] = {}
+    for index, event in enumerate(events):
+        if isinstance(event, RunStarted) and event.discards and event.resumed == SCRATCH:
+            begun.setdefault((event.run_id, event.term), index)
+    return events[max(begun.values(), default=0) :]
 
 
 def witness_of(events: Sequence[Event]) -> int | None:
@@ -256,10 +324,7 @@ def _walk(stream: Sequence[Event], ledger: _Ledger, start_s: float) -> None:
         elif isinstance(event, IterationsTimed):
             _settle(pending, ledger, start_s, first_step=event.step - event.count)
             pending = _Interruption()
-            ledger.trained_s += event.total_s
-            ledger.stall_s += event.checkpoint_s
-            ledger.unsettled_stall_s = 0.0
-            ledger.steps += event.count
+            ledger.book(_trained(event, ledger.usual_s))
             ledger.step, ledger.mark_s = event.step, event.at_s
     _settle(pending, ledger, start_s)
 
@@ -281,7 +346,8 @@ def _settle(
     at_step = first_step if worst is None else worst.step
     behind = 0 if at_step is None else max(0, ledger.step - at_step)
     if pending.discards and failed is None and not restored:
-        ledger.step, ledger.mark_s = 0, max(ledger.mark_s, resumed_s or 0.0)
+        ledger.mark_s = max(ledger.mark_s, resumed_s or 0.0)
+        ledger.go_back(0, on_purpose=True)
         return
     if resumed_s is None or (failed is None and not restored and not behind):
         return
@@ -326,7 +392,7 @@ def _settle(
             new_launch=pending.new_launch,
         )
     )
-    ledger.step = 0 if worst is None else worst.step
+    ledger.go_back(0 if worst is None else worst.step, on_purpose=pending.discards)
 
 
 ROUNDING = 1.0 + 1e-6
@@ -352,10 +418,10 @@ def _book_cut_block(failed: FailureObserved, ledger: _Ledger) -> None:
     steps = max(0, failed.step - ledger.step)
     trained_s = min(steps * ledger.iteration_s, gap_s)
     stall_s = min(ledger.unsettled_stall_s, gap_s - trained_s)
-    ledger.trained_s += trained_s
-    ledger.stall_s += stall_s
-    ledger.unsettled_stall_s = 0.0
-    ledger.steps += steps if trained_s > 0 else 0
+    count = steps if trained_s > 0 else 0
+    ledger.book(
+        _Trained(step=failed.step, count=count, total_s=trained_s, stall_s=stall_s, excess_s=0.0)
+    )
     ledger.step = max(ledger.step, failed.step)
     ledger.mark_s += trained_s + stall_s
 
@@ -366,18 +432,14 @@ def _sources(restored: Sequence[Restored]) -> str:
     return next((far for far in ("disk", "parity", "peer") if far in found), ", ".join(found))
 
 
-def _slowdown_s(
-    blocks: Sequence[IterationsTimed], profiled_s: float | None, trained_s: float
-) -> float:
-    """Time of the blocks above the same iterations undisturbed; noise of both signs cancels."""
-    quiet = [block.quiet_s for block in blocks if block.quiet_s > 0]
-    usual_s = median(quiet) if quiet else profiled_s
+def _trained(block: IterationsTimed, usual_s: float | None) -> _Trained:
+    """A block, with its time above undisturbed iterations; noise of both signs cancels later."""
+    baseline_s = block.quiet_s if block.quiet_s > 0 else usual_s
     excess_s = 0.0
-    for block in blocks:
-        baseline_s = block.quiet_s if block.quiet_s > 0 else usual_s
-        if block.busy_s > 0 and baseline_s:
-            excess_s += block.total_s - block.count * baseline_s
-    return max(0.0, min(excess_s, trained_s))
+    if block.busy_s > 0 and baseline_s:
+        excess_s = block.total_s - block.count * baseline_s
+    return _Trained(step=block.step, count=block.count, total_s=block.total_s,
+                    stall_s=block.checkpoint_s, excess_s=excess_s)  # fmt: skip
 
 
 def _split_down(ledger: _Ledger, failures: Sequence[FailureRecord]) -> tuple[float, float, float]:

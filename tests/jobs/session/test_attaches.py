@@ -15,7 +15,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import autockpt
+from autockpt.cli.shared.gather import run_data
 from autockpt.profiling.pass_through import PassThroughSession
+from autockpt.reports.model import build
 from autockpt.run_directory import RunDirectory
 from autockpt.session.attaches import Attaches, is_helper, within
 from autockpt.session.job import current_job
@@ -199,6 +201,47 @@ def test_each_fresh_attach_to_one_run_begins_anew(
     assert run.read_job() not in (None, former)
     starts = [event for event in run.events() if isinstance(event, RunStarted)]
     assert [event.discards for event in starts] == [True, True, False]
+
+
+@pytest.mark.usefixtures("attach")
+def test_a_rollback_leaves_iterations_that_no_figure_counts(
+    new_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--resume-from` step 2 of 5, then `--fresh`: events and report say what still counts."""
+    run_dir = trainings.prepare(new_run(), trainings.plan(memory=1, disk=1))
+    run = RunDirectory(run_dir)
+    monkeypatch.setenv("AUTOCKPT_RUN_DIR", run_dir)
+
+    def train(launch: str, steps: int, **arguments: Any) -> int:
+        monkeypatch.setenv("AUTOCKPT_LAUNCH_ID", launch)
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        ckpt = autockpt.attach(model=model, optimizer=optimizer, **arguments)
+        start = int(ckpt.step_count)
+        for _ in ckpt.steps(steps):
+            optimizer.zero_grad()
+            model(torch.ones(1, 1)).sum().backward()
+            optimizer.step()
+        return start
+
+    assert (train("one", 2), train("on", 5)) == (0, 2)
+    (second,) = Path(run.checkpoints()).glob("ckpt-*-00000002")
+    monkeypatch.setenv("AUTOCKPT_RESUME_FROM", second.name)
+    assert train("two", 4) == 2
+    starts = [event for event in run.events() if isinstance(event, RunStarted)]
+    assert [event.discards for event in starts] == [False, False, True]
+    rolled_back = build(run_data(run))
+    assert rolled_back.accounting is not None
+    # Blocks leave out the first iteration of a process: 1 of the first one's, 1 of the last one's.
+    assert (rolled_back.accounting.steps, rolled_back.accounting.lost_s) == (2, 0.0)
+    assert rolled_back.accounting.left_s > 0.0
+    assert "were left with --resume-from, and are not counted" in rolled_back.verdict.cost
+    monkeypatch.delenv("AUTOCKPT_RESUME_FROM")
+    assert train("three", 3, fresh=True) == 0
+    anew = build(run_data(run))
+    assert anew.accounting is not None
+    assert (anew.accounting.steps, anew.accounting.left_s) == (2, 0.0)
+    assert "not counted" in {fact.label: fact.value for fact in anew.facts}["Begun anew"]
 
 
 FOLDS = """

@@ -14,6 +14,7 @@ from autockpt.reports.html import html
 from autockpt.reports.model import ReportModel, build
 from autockpt.values.errors import ConfigError
 from autockpt.values.failure import FailureRecord, FaultyNode
+from autockpt.values.generation import SCRATCH
 from autockpt.values.plan import Decision
 from autockpt.values.telemetry import (
     NO_SLOT,
@@ -55,6 +56,30 @@ def test_a_profile_says_what_to_do_and_what_it_is_worth() -> None:
         "medium",
         "the failure rate is assumed",
     )
+
+
+def test_a_training_that_was_begun_anew_is_reported_alone() -> None:
+    """With `--fresh`: what the former one trained, lost and waited for is in no figure."""
+    data = run_data(total=720)
+    again: list[Event] = []
+    for event in data.events:
+        later = dataclasses.replace(event, at_s=event.at_s + 86_400.0)
+        if isinstance(later, RunStarted):
+            later = dataclasses.replace(
+                later, run_id="again", wall=later.wall.replace("11-21", "11-22")
+            )
+            if not later.restart_count:
+                later = dataclasses.replace(later, resumed=SCRATCH, discards=True)
+        again.append(later)
+    alone = build(dataclasses.replace(data, events=tuple(again)))
+    both = build(dataclasses.replace(data, events=(*data.events, *again)))
+    assert alone.accounting is not None
+    assert alone.accounting == both.accounting
+    names = {field.name for field in dataclasses.fields(ReportModel)}
+    differ = {name for name in names if getattr(alone, name) != getattr(both, name)}
+    assert differ == {"facts"}
+    (said,) = set(both.facts) - set(alone.facts)
+    assert "with --fresh; the training before is not counted" in said.value
 
 
 def test_a_run_tells_its_end_its_cost_and_its_losses() -> None:

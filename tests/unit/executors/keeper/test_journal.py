@@ -360,6 +360,17 @@ def test_without_any_checkpoint_a_living_keeper_lost_no_node(tmp_path: Path, clo
     assert [record.kind for record in failures(tmp_path)] == ["process"]
 
 
+def test_a_start_that_discards_the_training_has_lost_no_step(tmp_path: Path, clock: Clock) -> None:
+    """`--resume-from` behind a failure: the failure is on record, and the steps were left."""
+    for discards, lost in ((False, 20), (True, 0)):
+        journal = EventRecorder(str(tmp_path), 0)
+        journal.trainer_lost(board(0, step=30), 5, "")
+        journal.resumed(replace(back(step=10), discards=discards))
+        told = [event for event in events(tmp_path) if isinstance(event, Restored)]
+        assert (told[-1].lost_steps, told[-1].lost_s > 0) == (lost, lost > 0)
+        assert failures(tmp_path)[-1].lost_steps == lost
+
+
 def test_detection_restart_and_restore_are_recorded_for_every_failure(
     tmp_path: Path, clock: Clock
 ) -> None:

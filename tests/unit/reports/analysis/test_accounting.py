@@ -64,6 +64,37 @@ def test_a_start_that_discards_the_training_has_lost_nothing(dies: bool) -> None
     assert kept.lost_s == pytest.approx(30.0)
 
 
+def rollback(*, discards: bool, dies: bool = False) -> list[Event]:
+    """300 iterations, of which the next launch goes on behind the first 100."""
+    left = RunEnded(at_s=60.0, rank=0, step=300, reason="signal")
+    resumed = "step 100 (term 1)"
+    return [
+        started(0.0),
+        block(30.0, 150, 150, 27.0, checkpoint_s=3.0, quiet_s=0.16, busy_s=0.2),
+        block(60.0, 300, 150, 30.0, quiet_s=0.2),
+        failed(60.0, 300) if dies else left,
+        replace(started(100.0), run_id="again", resumed=resumed, discards=discards),
+        restored(100.1, 100, 200 if dies and not discards else 0, 0.0, 0.0),
+        block(130.1, 200, 100, 30.0),
+    ]
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["left", "died"])
+def test_iterations_left_by_a_rollback_are_neither_productive_nor_lost(dies: bool) -> None:
+    """`--resume-from` leaves 200 of 300: with their stalls they are no wall time either."""
+    result, _ = account(align(rollback(discards=True, dies=dies)))
+    assert result.left_s == pytest.approx(9.0 + 1.0 + 30.0)
+    assert result.productive_s == pytest.approx(100 * 0.16 + 30.0)
+    assert (result.slowdown_s, result.stall_s) == (pytest.approx(2.0), pytest.approx(2.0))
+    assert (result.steps, result.lost_s) == (200, 0.0)
+    assert result.wall_s == pytest.approx(sum(result.parts().values()))
+    assert 0.0 <= result.other_s < 0.2
+    kept, _ = account(align(rollback(discards=False, dies=dies)))
+    assert (kept.left_s, kept.steps) == (0.0, 400)
+    assert kept.lost_s > 30.0
+    assert kept.goodput < 0.6 < 0.9 < result.goodput
+
+
 def any_event(kind: type[Event]) -> st.SearchStrategy[Event]:
     """An event of one kind with arbitrary fields of the right types."""
     words = ["memory", "disk", "finished", "signal", "error", "", "2026-01-01", "step 4 (term 1)"]
