@@ -159,7 +159,8 @@ def _renewal(there: Job, here: Job) -> Job | None:
 
 def _goes_on(path: str, there: Job, here: Job, said: list[str]) -> str:
     if said:
-        return f"{shown(path)} holds another job, and goes on: {'; '.join(said)}"
+        changes = same_job.goes_on(there, here, said)
+        return f"{shown(path)} holds another job, and goes on: {changes}"
     if is_moved(there.script, here.script):
         return f"{there.script} is gone: its run goes on with {here.script}"
     if changed := same_job.lengths(there, here):

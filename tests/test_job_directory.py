@@ -73,6 +73,29 @@ def test_the_user_may_say_that_it_is_the_same_job() -> None:
     assert place("runs/t", job("--lr 2")).said == ""
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "is_kept"),
+    [
+        ("--lr 1", "--lr 2", True),
+        ("--lr 1", "", True),
+        ("optim.weight_decay=0", "optim.weight_decay=0.1", True),
+        ("--warmup-steps 5", "--warmup-steps 9", True),
+        ("--batch-size 4", "--batch-size 8", False),
+        ("--lr 1 --dropout 0", "--lr 1 --dropout 0.1", False),
+        ("--clr 1", "--clr 2", False),
+    ],
+)
+def test_settings_that_the_saved_state_keeps_are_not_said_to_count(
+    before: str, now: str, is_kept: bool
+) -> None:
+    """A new learning rate on the command line is named, and so is the fate that it has."""
+    place("runs/t", job(before))
+    said = place("runs/t", job(now), take=True).said
+    note = "; optimizer and scheduler keep their saved settings, unless the loop sets them"
+    assert said.endswith(note) == is_kept
+    assert "holds another job, and goes on: " in said
+
+
 def test_a_copied_project_gets_runs_of_its_own_and_a_moved_one_keeps_them(working: Path) -> None:
     """A copy lies beside its original; after a move that is gone."""
     project = working / "first"

@@ -45,6 +45,11 @@ _PRINTS = re.compile(
     r"v+|verbose|verbosity|q|quiet|debug-?log|(?:no-)?progress(?:-bar)?|log-?level"
     r"|(?:log|print)-?(?:every(?:-n-steps)?|interval|freq|steps)"
 )
+_IN_STATE = re.compile(
+    r"(?:.*-)?(?:lr|learning-rate)(?:-.*)?|(?:.*-)?(?:weight-decay|wd|warmup)(?:-.*)?"
+    r"|momentum|betas|(?:adam-)?beta-?[12]|adam-eps(?:ilon)?|(?:lr-)?scheduler(?:-.*)?"
+)
+"""Settings of an optimizer or a scheduler, which their saved state has."""
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?")
 _ASSIGNED = re.compile(r"[+~]{0,2}[A-Za-z_][\w./@:-]*")
 _KERNELS = ("ipykernel_launcher", "colab_kernel_launcher")
@@ -117,6 +122,15 @@ def lengths(there: Job, here: Job) -> list[str]:
         for job in (there, here)
     ]
     return _phrases(*of_length)
+
+
+def goes_on(there: Job, here: Job, found: Iterable[str]) -> str:
+    """The differences with which a run goes on, and whether all of them count."""
+    old, new = _by_name(_telling(there.args)), _by_name(_telling(here.args))
+    changed = [name for name in {*old, *new} if old.get(name) != new.get(name)]
+    is_kept = any(_IN_STATE.fullmatch(_last(name)) for name in changed)
+    note = "; optimizer and scheduler keep their saved settings, unless the loop sets them"
+    return f"{'; '.join(found)}{note if is_kept else ''}"
 
 
 def tag(job: Job, digits: int = _TAG_DIGITS) -> str:

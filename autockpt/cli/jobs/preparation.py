@@ -156,7 +156,8 @@ def placed(request: Request, console: Console | None) -> Request:
             say(f"{request.run_dir} goes on with {'; '.join(changed)}")
         return request
     if request.same_job:
-        say(f"{request.run_dir} holds another job, and goes on: {'; '.join(found)}")
+        changes = same_job.goes_on(there, job, found)
+        say(f"{request.run_dir} holds another job, and goes on: {changes}")
         return request
     suffix = f"-{same_job.tag(job)}"
     own = request.run_dir.rstrip("/") + suffix

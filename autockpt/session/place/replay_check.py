@@ -30,8 +30,9 @@ MARKED = b'"RandomMarked"'
 DIFFERS = (
     "the first iteration behind the restart (step {step}) left another random state than the same "
     "iteration before it. Where the training draws random numbers, this resume is not bit for bit. "
-    "Usual causes: numbers drawn between attach and the loop, a batch fetched ahead, numbers that "
-    "depend on the time. Call attach behind the first and fetch each batch within its iteration"
+    "Usual causes: numbers drawn between attach and the loop, a batch fetched ahead, another batch "
+    "size, numbers that depend on the time. Call attach behind the first, fetch each batch within "
+    "its iteration, and keep the batch size"
 )
 NO_MARK = "no earlier process left a mark of this iteration"
 NO_DRAW = "the iteration draws no random numbers"
