@@ -387,6 +387,11 @@ def _without_handlers() -> Iterator[None]:
             os.environ[name] = before
 
 
+def _closing_within(timeout_s: float, close: Callable[..., None]) -> Callable[..., None]:
+    """`close` of the ranks, with this time for them in place of another."""
+    return lambda death_sig=None, timeout=0: close(death_sig, timeout_s)
+
+
 @contextlib.contextmanager
 def agent_class(api: Any, watch: Watch) -> Iterator[None]:
     """Let `elastic_launch` use an agent that asks `watch` before it restarts.
@@ -460,11 +465,13 @@ def agent_class(api: Any, watch: Watch) -> Iterator[None]:
             except Exception as error:
                 watch.survivors.give_up(error)
 
-        def _shutdown(self, death_sig: Any = signal.SIGTERM, timeout: int = 30) -> None:
-            if isinstance(sys.exc_info()[1], api.SignalException) and self._pcontext is not None:
-                timeout = watch.interrupted(int(death_sig))  # type: ignore[assignment]
+        def _shutdown(self, death_sig: Any = signal.SIGTERM, **more: Any) -> None:
+            ranks = self._pcontext
+            if isinstance(sys.exc_info()[1], api.SignalException) and ranks is not None:
+                # Here, as torch 2.11 hands no time on.
+                ranks.close = _closing_within(watch.interrupted(int(death_sig)), ranks.close)
                 watch.survivors.signal(int(death_sig))
-            super()._shutdown(death_sig, timeout)
+            super()._shutdown(death_sig, **more)
 
         def _heed(self) -> None:
             """In place of torchelastic's handlers, which raise at every signal."""

@@ -151,3 +151,46 @@ def test_no_hook_of_the_agent_takes_a_signal_for_its_own_failure(hook: str) -> N
 
     with pytest.raises(SignalException, match=": 15"):
         job()
+
+
+@pytest.mark.parametrize("hands_time_on", [False, True], ids=["torch 2.11", "torch 2.13"])
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_ranks_have_our_time_to_end_under_each_torch(
+    hands_time_on: bool, interrupted: bool
+) -> None:
+    """torch 2.11 shuts down without a time, later ones with 30 s."""
+    closed: list[tuple[int, float]] = []
+
+    class Base:
+        def __init__(self, spec: Any) -> None:
+            self._pcontext = SimpleNamespace(
+                close=lambda death_sig=None, timeout=30: closed.append((death_sig, timeout))
+            )
+
+    def shutdown_with_time(
+        self: Any, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30
+    ) -> None:
+        self._pcontext.close(death_sig, timeout)
+
+    def shutdown(self: Any, death_sig: signal.Signals = signal.SIGTERM) -> None:
+        self._pcontext.close(death_sig)
+
+    vars_of_base: Any = Base
+    vars_of_base._shutdown = shutdown_with_time if hands_time_on else shutdown
+    watch: Any = SimpleNamespace(
+        standbys=SimpleNamespace(serving=contextlib.nullcontext, expect=lambda spec: None),
+        survivors=SimpleNamespace(serving=contextlib.nullcontext, signal=lambda number: None),
+        seated=lambda rendezvous: rendezvous, interrupted=lambda number: 7.5,
+    )  # fmt: skip
+    api = SimpleNamespace(LocalElasticAgent=Base, SignalException=SignalException)
+    time = {"timeout": 30} if hands_time_on else {}
+    with agent_class(api, watch):
+        agent = api.LocalElasticAgent(SimpleNamespace(rdzv_handler=None))
+        if interrupted:
+            try:
+                raise SignalException("SIGTERM", sigval=signal.SIGTERM)
+            except SignalException:
+                agent._shutdown(signal.SIGTERM, **time)
+        else:
+            agent._shutdown(**time)
+    assert closed == [(signal.SIGTERM, 7.5 if interrupted else 30)]
