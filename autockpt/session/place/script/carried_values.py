@@ -64,8 +64,8 @@ class CarriedValues:
             f"({os.path.basename(self.file)}, line {self.line}), and a checkpoint does not contain "
             f"{'it' if is_one else 'them'}: the first iteration after a restart takes what the "
             f"script assigns before its loop, so it differs. Assign {these} at the beginning of "
-            "the iteration, or attach an object that keeps "
-            f"{'it' if is_one else 'them'}, with state_dict() and load_state_dict()"
+            f"the iteration, or keep {'it' if is_one else 'them'} in an autockpt.TrainState "
+            "(docs/howto/loops.md)"
         )
 
 
@@ -223,12 +223,15 @@ def loops_around(frame: types.FrameType) -> tuple[ast.AST | None, list[Loop]]:
 
 def _in_frame(frame: types.FrameType) -> Iterator[CarriedValues]:
     known = {**frame.f_globals, **frame.f_locals}
-    for loop in loops_around(frame)[1]:
+    scope, loops = loops_around(frame)
+    for loop in loops:
         carried = {
             name: at
             for name, at in _assigned_late(loop).items()
             if _has_tensor(known.get(name)) and name in _given_to_models(loop, known)
         }
+        for name in _kept(loop, scope, known):
+            carried.pop(name, None)
         if carried:
             names = tuple(sorted(carried, key=lambda name: (carried[name], name)))
             yield CarriedValues(names, frame.f_code.co_filename, carried[names[0]])
@@ -314,6 +317,35 @@ def _from_us(scope: ast.AST, known: Mapping[str, Any]) -> set[str]:
                 targets = one.targets if isinstance(one, ast.Assign) else [one.target]
                 ours |= {name.id for target in targets for name in _names(target)}
     return ours
+
+
+def _kept(loop: Loop, scope: ast.AST | None, known: Mapping[str, Any]) -> set[str]:
+    """Names that the loop stores in attributes of an object of ours, and that the script takes from
+    the same attributes."""
+    stored: dict[str, set[str]] = {}
+    taken: dict[str, set[str]] = {}
+    nodes = [] if scope is None else [*own_nodes(scope)]
+    inside = {id(node) for node in own_nodes(loop)}
+    for one in (node for node in nodes if isinstance(node, ast.Assign)):
+        values = {name.id for name in _names(one.value)}
+        targets = {name.id for target in one.targets for name in _names(target)}
+        for attribute in _attributes_of_ours(one.value, known):
+            taken.setdefault(attribute, set()).update(targets)
+        if id(one) in inside:
+            for target in one.targets:
+                for attribute in _attributes_of_ours(target, known):
+                    stored.setdefault(attribute, set()).update(values)
+    return {
+        name for attribute, names in stored.items() for name in names & taken.get(attribute, set())
+    }
+
+
+def _attributes_of_ours(node: ast.AST, known: Mapping[str, Any]) -> set[str]:
+    """The attributes that it reads or sets, as in the source."""
+    return {
+        ast.unparse(one) for one in ast.walk(node)
+        if isinstance(one, ast.Attribute) and is_ours(_value(one.value, known))
+    }  # fmt: skip
 
 
 def is_ours(value: Any) -> bool:

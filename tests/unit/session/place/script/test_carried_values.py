@@ -240,6 +240,20 @@ RESTORED = """
 """
 
 
+KEPT = """
+    hidden = zeros()
+    if session.step_count == 0:
+        hidden = session.hidden
+    for x in data:
+        hidden = hidden.detach()
+        out, hidden = model(x, hidden)
+        session.hidden = hidden.detach()
+        boundary()
+"""
+STORED_ONLY = KEPT.replace("hidden = session.hidden", "hidden = zeros()", 1)
+TAKEN_ONLY = KEPT.replace("session.hidden = hidden.detach()", "pass")
+
+
 class Model(torch.nn.Module):
     """Takes what a loop gives it."""
 
@@ -252,6 +266,7 @@ class Session:
     """As the script's code sees it."""
 
     step_count, extra = 0, {"best": 0.0}
+    hidden = torch.zeros(2)
 
 
 Session.__module__ = "autockpt.session.session"
@@ -288,6 +303,8 @@ def found_in(
         (ACCUMULATED, ("x", "y"), 6),
         (PREFETCHER, ("x",), 6),
         (HIDDEN, ("hidden",), 5),
+        (STORED_ONLY, ("hidden",), 6),
+        (TAKEN_ONLY, ("hidden",), 6),
         (METHOD, ("batch",), 10),
         (ENVIRONMENT, ("seen",), 5),
         (HELPER, ("x",), 8),
@@ -303,9 +320,11 @@ def test_what_a_loop_hands_on_to_a_model_is_named(
     assert f"(carries.py, line {line})" in found.warning
 
 
-@pytest.mark.parametrize("text", [PLAIN, TIMED, EVALUATED, GENERATOR, CLOSURE, COUNTED])
+@pytest.mark.parametrize("text", [PLAIN, TIMED, EVALUATED, GENERATOR, CLOSURE, COUNTED, KEPT])
 def test_what_each_iteration_makes_anew_is_not(text: str) -> None:
-    """Clocks, sums, best values and closures, too: no model gets them from an iteration before."""
+    """Clocks, sums, best values and closures, too: no model gets them from an iteration before.
+
+    Nor is a value that the script keeps in a TrainState and takes from it."""
     assert found_in(text, "plain") is None
 
 
