@@ -52,6 +52,7 @@ from autockpt.reports.verdict import (
 from autockpt.values.plan import Decision
 from autockpt.values.profile import Profile
 from autockpt.values.telemetry import (
+    Degraded,
     Event,
     IterationsTimed,
     ReplicasDisagreed,
@@ -222,7 +223,7 @@ def _run_report(data: RunData) -> ReportModel:
         status=_status(data),
         plan_yaml=data.plan_yaml,
         policy_diff=data.policy_diff,
-        warnings=_warnings(data, accounting),
+        warnings=(*_warnings(data, accounting), *_gaps(events)),
         profile=profile,
         decision=decision,
         what_if=data.what_if,
@@ -333,6 +334,18 @@ def _status(data: RunData) -> dict[str, str]:
         for key, value in data.status.items()
         if isinstance(value, str | int | float | bool)
     }
+
+
+def _gaps(events: Sequence[Event]) -> list[str]:
+    """What the telemetry says of its own missing events."""
+    found = []
+    for event in events:
+        if isinstance(event, Degraded) and event.what == "telemetry":
+            log = "the keeper" if event.rank < 0 else f"rank {event.rank}"
+            found.append(
+                f"The telemetry of {log} has a gap, so figures may be too small: {event.reason}."
+            )
+    return found
 
 
 def _warnings(data: RunData, accounting: Accounting | None) -> tuple[str, ...]:

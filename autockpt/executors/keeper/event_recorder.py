@@ -75,9 +75,10 @@ class EventRecorder:
         self._inherited = self.outage is not None
         """The outage was found at birth and is not confirmed yet."""
 
-    def close(self) -> None:
-        """Everything told is in the files."""
+    def close(self) -> str:
+        """Everything told is in the files; a sentence about events that are not, "" for none."""
         self._writer.close()
+        return self._writer.gap
 
     def trainers_live(self) -> None:
         """Running trainers came back: only the former keeper had died."""

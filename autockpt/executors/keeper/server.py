@@ -188,7 +188,8 @@ class Keeper:
         self._replicas.close()
         self._peers.close()
         self._directory.spares.clear()
-        self._journal.close()
+        if gap := self._journal.close():
+            self._log(gap)
         if self._opened is not None:
             os.close(self._opened)
         self._log("keeper leaves")

@@ -202,11 +202,16 @@ class Closing:
         self._client.close()
         if self._rank.snapshotter is not None:
             self._rank.snapshotter.close()
-        self._rank.telemetry.close()
+        self._close_log()
         # Else the model would live as long as the process.
         atexit.unregister(self._at_exit)
         of_this_process.ended(self._attached, failed=reason != "finished")
         self.loop.note_end()
+
+    def _close_log(self) -> None:
+        self._rank.telemetry.close()
+        if gap := self._rank.telemetry.gap:
+            self._rank.say(gap)
 
     def _at_exit(self) -> None:
         """The script ended without closing: a crash stays a crash, an end is an end."""
@@ -216,7 +221,7 @@ class Closing:
         if error is not None:
             self._report_failed(error)
             self._await_seal()
-            self._rank.telemetry.close()
+            self._close_log()
             return
         if self._job.world_size > 1:
             self._last.patience_s = ALONE_S

@@ -19,6 +19,7 @@ from autockpt.values.plan import Decision
 from autockpt.values.telemetry import (
     NO_SLOT,
     WITHDRAWN,
+    Degraded,
     Event,
     FailureObserved,
     IterationsTimed,
@@ -80,6 +81,18 @@ def test_a_training_that_was_begun_anew_is_reported_alone() -> None:
     assert differ == {"facts"}
     (said,) = set(both.facts) - set(alone.facts)
     assert "with --fresh; the training before is not counted" in said.value
+
+
+def test_a_gap_of_the_telemetry_is_a_warning() -> None:
+    """Figures are made of the events that are there."""
+    data = run_data(total=720)
+    reason = "before this one 3 events did not fit: No space left on device"
+    told = Degraded(at_s=data.events[-1].at_s, rank=-1, what="telemetry", reason=reason)
+    assert not any("gap" in warning for warning in build(data).warnings)
+    model = build(dataclasses.replace(data, events=(*data.events, told)))
+    (said,) = [warning for warning in model.warnings if "gap" in warning]
+    assert said.startswith("The telemetry of the keeper has a gap")
+    assert reason in said
 
 
 def test_a_run_tells_its_end_its_cost_and_its_losses() -> None:
