@@ -33,6 +33,7 @@ from autockpt.executors.state.data.sampler_state import (
     EpochOrder,
     Place,
     Share,
+    Sizes,
     place_in,
     place_of,
     sampler_of,
@@ -111,6 +112,8 @@ class DataPosition:
             _require_plain_loader(loader)
         self._built = {} if self._stateful else values_of(loader)
         """Numbers of samplers as the script made them."""
+        self._sizes = Sizes() if self._stateful else sampler_state.sizes_of(loader)
+        """Of the loader as the script made it."""
         in_process = not self._stateful and not self.is_read_again and not loader.num_workers
         self._ordering = order_generators(loader) if in_process else {}
         """By place the generators of orders, where samples of this process may draw from them."""
@@ -143,6 +146,8 @@ class DataPosition:
         state.update(self._sharing)
         if self.by_index:
             state["shuffle"], state["new_workers"] = self._shuffle, self._new_workers
+            if not self._sharing:
+                state["sizes"] = to_data(self._sizes)
             if self._others:
                 state["others"] = self._others
             if self._drawing:
@@ -250,6 +255,8 @@ class DataPosition:
         self._shuffle, self._new_workers = state.get("shuffle"), state.get("new_workers", True)
         self._others = None if self._shuffle is None else state.get("others")
         self.by_index = "loader" not in state
+        if old is None and self.by_index and "sizes" in state:
+            self._recount(from_data(Sizes, state["sizes"], where="data: sizes"))
         self._go_on(old, self._own())
         if self.by_index:
             require_generators(self.loader, self._shuffle, self._others)
@@ -293,6 +300,16 @@ class DataPosition:
                 f"data: the order that the {old.order.sampler} drew is known to the loader alone; "
                 "resume with the batch size and the sampler of the checkpoint"
             )
+
+    def _recount(self, old: Sizes) -> None:
+        """The order is the sampler's secret: batches of another size are counted anew."""
+        taken = sampler_state.recounted(self.index, old, self._sizes, self.loader)
+        if taken != self.index:
+            self.resized = (
+                f"data: the batch size was {old.batch} and is {self._sizes.batch}; epoch "
+                f"{self.epoch} goes on at batch {taken}"
+            )
+        self.index = taken
 
     def _stand(self, place: Place | None) -> None:
         self._start, self._order, self._sharing = 0, None, {}

@@ -8,8 +8,11 @@ other number of replicas can share the rest: dealt out in the same way, its tail
 way.  The epochs that follow are plain.
 
 A loader without such a sampler gives all samples to every rank: an order with one replica.
+
+The order of a sampler that is not known here is its own.  Only the sizes of a loader are kept then.
 """
 
+import contextlib
 import copy
 import itertools
 from collections.abc import Sequence
@@ -25,6 +28,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from autockpt.executors.state.data.loader_rng import is_streamed
 from autockpt.values.errors import ConfigError
 from autockpt.values.record import from_data
 
@@ -86,6 +90,58 @@ class Place:
         left = self.order.length - self.start
         each = min(self.index * self.share.batch_size, self.share.each(left))
         return self.start + min(each * self.share.replicas, left)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Sizes of a loader whose sampler is not known."""
+
+    samples: int | None = None
+    """Of the data set; None where it does not say."""
+    batch: int | None = None
+    """Samples of a batch; None where the sampler of batches does not say."""
+
+
+def sizes_of(loader: Any) -> Sizes:
+    """Of a DataLoader as it is now."""
+    samples = None
+    with contextlib.suppress(Exception):  # the script's own, or none
+        samples = len(loader.dataset)
+    batches = loader.batch_sampler
+    batch = 1 if batches is None else getattr(batches, "batch_size", None)
+    return Sizes(samples=samples, batch=batch if type(batch) is int else None)
+
+
+def recounted(index: int, old: Sizes, own: Sizes, loader: Any) -> int:
+    """Batches of `loader` that have the samples of `index` batches of the loader that was saved.
+
+    Raises ConfigError where that is no whole number, or the samples may come in another order.
+    """
+    if not index:
+        return 0
+    if None not in (old.samples, own.samples) and old.samples != own.samples:
+        raise _other_length(old.samples, own.samples)
+    if old.batch is None or own.batch is None or old.batch == own.batch:
+        return index
+    batches, over = divmod(index * old.batch, own.batch)
+    if over or not _is_order_of_samples(loader):
+        reason = "these are no whole number of them" if over else "their order may be another one"
+        raise ConfigError(
+            f"data: {index} batches of {old.batch} samples of this epoch were trained. This loader "
+            f"makes batches of {own.batch}, and {reason}. Go on with batches of {old.batch} samples"
+        )
+    return batches
+
+
+def _is_order_of_samples(loader: Any) -> bool:
+    """The order does not depend on the size of a batch."""
+    batches = loader.batch_sampler
+    if is_streamed(loader):
+        return not loader.num_workers  # each worker makes batches of its own
+    if type(batches).__name__ == "BatchSamplerShard":  # Accelerate's deals out batches of another
+        batches = batches.batch_sampler
+    named = isinstance(batches, BatchSampler) and type(batches).__name__ == "BatchSampler"
+    return named and not hasattr(batches.sampler, "batch_size")
 
 
 def place_of(loader: Any) -> Place | None:
@@ -163,11 +219,7 @@ def continued(old: Place, own: Place | None) -> Place:
 
 def _require_same_samples(old: EpochOrder, own: EpochOrder) -> None:
     if old.length != own.length:
-        raise ConfigError(
-            f"data: the epoch had {old.length} samples, this loader's has {own.length}. Give it "
-            "the data set of the checkpoint, or leave `data` out of attach. Each rank needs the "
-            "whole data set: a DistributedSampler shares it out"
-        )
+        raise _other_length(old.length, own.length)
     if old.sampler == own.sampler and old.seed != own.seed:
         raise ConfigError(
             f"data: the {old.sampler} shuffled with seed {_shown(old.seed)}, this one shuffles "
@@ -180,6 +232,14 @@ def _require_same_samples(old: EpochOrder, own: EpochOrder) -> None:
             "size, ranks or sampler differ) cannot go on with. Resume with the loader that wrote "
             "the checkpoint, or use torch's DistributedSampler"
         )
+
+
+def _other_length(old: int | None, own: int | None) -> ConfigError:
+    return ConfigError(
+        f"data: the epoch had {old} samples, this loader's has {own}. Give it "
+        "the data set of the checkpoint, or leave `data` out of attach. Each rank needs the "
+        "whole data set: a DistributedSampler shares it out"
+    )
 
 
 def _shown(seed: int | None) -> str:

@@ -702,6 +702,63 @@ def test_another_batch_size_goes_on_after_the_same_samples(name: str) -> None:
     assert got == rest
 
 
+@pytest.mark.parametrize("name", SHUFFLES)
+@pytest.mark.parametrize("sizes", [(4, 2), (2, 4)])
+def test_another_batch_size_goes_on_where_the_sampler_is_the_scripts(
+    name: str, sizes: tuple[int, int]
+) -> None:
+    """An order that nobody knows: batches are passed over, by as many samples."""
+    seed_all(5)
+    whole = DataPosition(DataLoader(DATA, sizes[0], sampler=SHUFFLES[name]()))
+    batches = whole.batches()
+    take(batches, 2)
+    saved = whole.state()
+    first_epoch = itertools.takewhile(lambda _: whole.epoch == 0, batches)
+    rest = [item for batch in first_epoch for item in flat(batch)]
+    seed_all(999)
+    resumed = DataPosition(DataLoader(DATA, sizes[1], sampler=SHUFFLES[name]()))
+    resumed.load(saved)
+    assert resumed.number == 2 * sizes[0] // sizes[1]
+    resumed.prepare()
+    again = itertools.takewhile(lambda _: resumed.epoch == 0, resumed.batches())
+    assert [item for batch in again for item in flat(batch)] == rest
+
+
+class ByLength(Counting):
+    """Its order depends on the size of a batch, as of samplers that group by length."""
+
+    batch_size = 4
+
+
+@pytest.mark.parametrize(
+    ("made", "size", "said"),
+    [
+        (Counting, 3, "makes batches of 3, and these are no whole number of them. Go on with .* 4"),
+        (ByLength, 2, "makes batches of 2, and their order may be another one"),
+    ],
+)
+def test_another_batch_size_is_refused_where_samples_would_be_lost(
+    made: type[Sampler[int]], size: int, said: str
+) -> None:
+    """In front of the first batch; a whole epoch may have any."""
+    position = DataPosition(DataLoader(DATA, 4, sampler=made()))
+    whole = position.state()
+    next(position.batches())
+    other = DataPosition(DataLoader(DATA, size, sampler=made()))
+    other.load(whole)
+    with pytest.raises(ConfigError, match=said):
+        other.load(position.state())
+
+
+def test_another_data_set_is_refused_where_the_sampler_is_the_scripts() -> None:
+    """Its order would be another one."""
+    position = DataPosition(DataLoader(DATA, 4, sampler=Counting()))
+    next(position.batches())
+    shorter = DataPosition(DataLoader(TensorDataset(torch.arange(20)), 4, sampler=Counting()))
+    with pytest.raises(ConfigError, match="the epoch had 23 samples, this loader's has 20"):
+        shorter.load(position.state())
+
+
 def test_a_data_set_of_another_length_is_refused() -> None:
     """Nobody knows which of its samples were taken."""
     position = DataPosition(LOADERS["shuffled"]())
