@@ -337,7 +337,7 @@ def _status(data: RunData) -> dict[str, str]:
 
 
 def _gaps(events: Sequence[Event]) -> list[str]:
-    """What the telemetry says of its own missing events."""
+    """A sentence about each gap of the telemetry."""
     found = []
     for event in events:
         if isinstance(event, Degraded) and event.what == "telemetry":
