@@ -3,7 +3,9 @@
 VENV   ?= .venv
 PYTHON ?= python3
 PY     := $(VENV)/bin/python
-PIP    := $(PY) -m pip --disable-pip-version-check install -qq -c constraints.txt
+# Versions that an environment is held to.
+CONSTRAINTS ?= constraints.txt
+PIP    := $(PY) -m pip --disable-pip-version-check install -qq -c $(CONSTRAINTS)
 
 # PYTEST_ARGS: more pytest arguments (-n 4, -k name, --lf).  BENCH_ARGS: a benchmark's own.
 # TORCH_ARGS: pip arguments for torch alone, to choose a build (see constraints.txt).
@@ -21,13 +23,13 @@ export OMP_WAIT_POLICY ?= PASSIVE
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-nodes test prose docs picture test-frameworks test-slurm endings cases check test-all clean
+.PHONY: help demo demo-nodes test test-oldest prose docs picture test-frameworks test-slurm endings cases check test-all clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-zA-Z%_-]+:.*## / { sub("%", "NAME", $$1); printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 # The two steps are apart so that a chosen torch build is there before anything asks for torch.
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(VENV)/.ready: pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "autockpt needs Python 3.11 or newer; '$(PYTHON)' is: $$($(PYTHON) --version 2>&1)." >&2; \
 	  echo "Name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
@@ -62,6 +64,10 @@ endef
 test: $(VENV)/.ready  ## the tests without the slow ones
 	$(call tested,-n 2 --dist loadfile $(JOBS:%=--ignore=%))
 	$(call tested,-n 2 --dist loadfile $(JOBS))
+
+# PYTHON=python3.12 takes another Python as well.
+test-oldest:  ## `make test` with the oldest torch that is supported, in .venv-oldest
+	@$(MAKE) --no-print-directory test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
 
 # Each framework has an environment of its own, made once: .venv-NAME with the extra NAME.
 FRAMEWORKS ?= huggingface accelerate lightning ignite deepspeed torchtitan ray trackers
