@@ -7,6 +7,7 @@ from autockpt.console import Console
 from autockpt.launch.elastic.signals import Interrupted
 from autockpt.run_directory import RunDirectory
 from autockpt.values.errors import AutockptError
+from autockpt.values.generation import Generation
 
 WAIT_S = 60.0
 SEAL_S = 6.0
@@ -88,6 +89,20 @@ class KeeperBeside:
             return () if status is None else status.lost_peers
         return ()
 
+    def _held(self) -> str:
+        """The checkpoint that only a keeper's memory has; "": none, or it is not known."""
+        from autockpt.executors.keeper.launch import keeper_status
+
+        status = None
+        if self._node is not None:
+            status = keeper_status(str(self._run.path), self._node, answer_s=QUICK_S)
+        if status is None or not status.memory_committed:
+            return ""
+        held = Generation.from_text(status.memory_committed)
+        if status.durable and Generation.from_text(status.durable) >= held:
+            return ""
+        return f"; its memory alone has the newest checkpoint, {held}"
+
     def release(self, by_s: float | None = None) -> None:
         """Tell it to leave when everything is on disk, and wait for that.
 
@@ -103,7 +118,7 @@ class KeeperBeside:
                 log = self._run.logs / f"keeper-{self._node:03d}.log"
                 self._console.warn(
                     "the keeper is still at work; it leaves by itself when everything is written, "
-                    f"its log is {log}"
+                    f"its log is {log}{self._held()}"
                 )
         except Interrupted as interrupted:
             self._console.warn(f"{interrupted}: not waiting for the keeper; it finishes by itself")
