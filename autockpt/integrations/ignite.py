@@ -57,9 +57,10 @@ class ProtectedEngine(OverSession):
 
     def _begin(self) -> None:
         """Ignite begins anew with a state that is at its end: nothing is left to train."""
-        if self._over:
+        if self._over and self._counters.is_anew:
             self._counters.put_back()
             self._engine.terminate()
+        self._counters.fit_to_loader()
         self._seen = self._engine.state.iteration
 
     def _boundary(self) -> None:
@@ -96,7 +97,10 @@ class _Counters:
         state = self._engine.state
         names = ("iteration", "epoch", "epoch_length", "max_epochs", "max_iters")
         user = {name: getattr(state, name) for name in self._engine.state_dict_user_keys}
-        return {**{name: getattr(state, name, None) for name in names}, "user": user}
+        return {
+            **{name: getattr(state, name, None) for name in names},
+            "user": user, "batches": _length(state.dataloader),
+        }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Into the engine."""
@@ -116,6 +120,41 @@ class _Counters:
         for name, value in loaded["user"].items():
             setattr(engine.state, name, value)
 
+    def fit_to_loader(self) -> None:
+        """Where the loader has another number of batches, an epoch has as many iterations.
+
+        Ignite asks for the length in a first run alone.  The rest of an epoch is counted from its
+        end, and all iterations are as many as if the loader had been this one.
+        """
+        state, loader, loaded = self._engine.state, self._engine.state.dataloader, self._loaded
+        was, now = loaded.get("batches"), _length(loader)
+        if not hasattr(loader, "place") or state.max_epochs is None or was in (None, now):
+            return
+        if now is None or was != state.epoch_length:
+            return
+        place = loader.place
+        within = place.number if place.is_within else 0
+        state.epoch_length, state.iteration = now, state.iteration // was * now + within
+        self._loaded = {**loaded, "batches": now}
+        print(
+            f"autockpt: an epoch had {was} iterations and has {now}; the engine goes on at "
+            f"iteration {state.iteration}",
+            flush=True,
+        )
+
+    @property
+    def is_anew(self) -> bool:
+        """Ignite has begun again, as it does with a state that is at its end."""
+        return bool(self._engine.state.iteration < self._loaded["iteration"])
+
     def is_over(self) -> bool:
         """The checkpoint is of the end of a run."""
         return bool(self._loaded) and bool(self._engine._is_done(self._engine.state))
+
+
+def _length(loader: Any) -> int | None:
+    """Batches of an epoch; None where the loader does not know."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None

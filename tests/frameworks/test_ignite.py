@@ -6,6 +6,7 @@ from typing import ClassVar
 import pytest
 
 from tests.contracts.adapter_contract import BY_MICRO_BATCH, LATER, AdapterContract, Framework
+from tests.frameworks.changed_settings import each_epoch, trained
 from tests.frameworks.undisturbed import require_undisturbed
 
 pytest.importorskip("ignite", reason="Ignite is not installed: make test-frameworks")
@@ -31,3 +32,26 @@ class TestIgnite(AdapterContract):
 def test_a_killed_engine(new_run: Callable[..., str], options: dict[str, str]) -> None:
     """Iteration, epoch and what the script registered; samples of every step."""
     require_undisturbed("ignite_training", new_run(), **options)
+
+
+@pytest.mark.parametrize(
+    ("batch", "window", "sizes"), [(1, 3, [4, 4, 1, *[3] * 5]), (4, 3, [4, 4, 4, 12])]
+)
+def test_other_batches_within_an_epoch(
+    new_run: Callable[..., str], batch: int, window: int, sizes: list[int]
+) -> None:
+    """Epochs end with the loader's, and all of them are trained."""
+    run_dir = new_run()
+    trained(TestIgnite.framework, "ignite", run_dir, batch=2, accumulation=2, stop=2)
+    steps, said = trained(TestIgnite.framework, "ignite", run_dir, batch=batch, accumulation=window)
+    first, second = each_epoch(steps)
+    assert [len(step) for step in first] == sizes, said
+    assert steps[len(first)] == steps[len(first) + len(second) + 1] == [-1], said
+
+
+def test_more_epochs_are_trained(new_run: Callable[..., str]) -> None:
+    """A run that was over goes on where `max_epochs` is raised."""
+    run_dir = new_run()
+    trained(TestIgnite.framework, "ignite", run_dir, batch=4, accumulation=1, epochs=1)
+    steps, said = trained(TestIgnite.framework, "ignite", run_dir, batch=4, accumulation=1)
+    assert len(each_epoch(steps)) == 2, said
