@@ -7,6 +7,7 @@ from typing import ClassVar
 import pytest
 
 from tests.contracts.adapter_contract import BY_MICRO_BATCH, LATER, AdapterContract, Framework
+from tests.frameworks.changed_settings import each_epoch, trained
 from tests.frameworks.undisturbed import require_undisturbed
 
 pytest.importorskip("lightning", reason="Lightning is not installed: make test-frameworks")
@@ -170,3 +171,20 @@ def test_a_killed_training_of_another_style(
 ) -> None:
     """Early stopping, files, log lines; samples of every step, random numbers."""
     require_undisturbed("lightning_styles", new_run(), **options)
+
+
+@pytest.mark.parametrize(
+    ("batch", "window", "sizes"), [(1, 3, [4, 4, 1, *[3] * 5]), (4, 3, [4, 4, 4, 12])]
+)
+def test_other_batches_within_an_epoch(
+    new_run: Callable[..., str], batch: int, window: int, sizes: list[int]
+) -> None:
+    """The last batch of the epoch has its step, and a validation behind it."""
+    run_dir = new_run()
+    trained(TestLightning.framework, "lightning", run_dir, batch=2, accumulation=2, stop=2)
+    steps, said = trained(
+        TestLightning.framework, "lightning", run_dir, batch=batch, accumulation=window
+    )
+    first, second = each_epoch(steps)
+    assert [len(step) for step in first] == sizes, said
+    assert steps[len(first)] == steps[len(first) + len(second) + 1] == [-1], said

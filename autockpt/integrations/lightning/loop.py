@@ -134,11 +134,30 @@ class ProtectedFit:
 
     def _on_run_start(self, fetcher: Any) -> None:
         loops = self._trainer.fit_loop
+        if self._rng is not None:
+            self._number_rest()
         type(loops.epoch_loop).on_run_start(loops.epoch_loop, fetcher)
         if self._rng is not None:
             # Not as a restart: that would take validation, or a whole batch, for done.
             loops.restarting = False
             self._go_on()
+
+    def _number_rest(self) -> None:
+        """Where its batches are other ones than before, an epoch is counted from its end.
+
+        Lightning steps and validates at the batch that its count says is the last.
+        """
+        others = [one for one in self._loaders if one.place.is_renumbered]
+        if not others:
+            return
+        fit = self._trainer.fit_loop
+        ends_first = fit._combined_loader._mode == "min_size"
+        place = (min if ends_first else max)(others, key=lambda one: _length(one) or 0).place
+        for count in ("ready", "started", "processed", "completed"):
+            setattr(fit.epoch_loop.batch_progress.current, count, place.number)
+        for one in others:
+            if one.place.left == 0:  # a larger batch is not filled any more
+                one.end_epoch()
 
     def _advance(self, fetcher: Any) -> None:
         loop = self._trainer.fit_loop.epoch_loop

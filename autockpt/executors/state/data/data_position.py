@@ -180,6 +180,11 @@ class DataPosition:
         return bool(self.index or self._start)
 
     @property
+    def is_renumbered(self) -> bool:
+        """The rest of this epoch has other batches than its beginning had."""
+        return bool(self._start or self.resized)
+
+    @property
     def number(self) -> int:
         """The coming batch's number in its epoch, from 0.
 
