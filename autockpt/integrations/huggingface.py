@@ -96,7 +96,9 @@ class _Protection:
         """This `train()` has come as far as `attach`."""
         self._unreadable: Exception | None = None
         """The error with which Trainer refused its own checkpoint."""
-        self._epoch, self._updates, self._per_epoch = 0, 0, 1
+        self._epoch, self._updates, self._per_epoch, self._steps_each = 0, 0, 1, 1
+        self._rest: Mapping[str, int] = {}
+        """Arguments of `_run_epoch` for the epoch that a checkpoint was made in."""
         self._stepped_at = 0
         """`global_step` at the newest boundary."""
         self._owed = False
@@ -146,7 +148,7 @@ class _Protection:
     ) -> tuple[int, int]:
         """(epoch, batches trained in it), of a checkpoint of ours or as Trainer says."""
         self._end_former()
-        self._prepared, self._per_epoch = None, per_epoch
+        self._prepared, self._per_epoch, self._steps_each = None, per_epoch, per_epoch
         if trial is not None:
             unreadable, self._asks_ours, self._unreadable = self._unreadable, True, None
             if unreadable is not None:
@@ -182,10 +184,11 @@ class _Protection:
                 )
             require_counters("protect(trainer)", restored.extra, "epoch")
             self._load(restored.extra)
-            accumulation = trainer.args.gradient_accumulation_steps
-            begins = (restored.extra["epoch"], restored.extra["updates"] * accumulation)
         self._protect_loader()
-        if restored is None and any(begins):
+        if restored is not None:
+            begins = self._fit_rest(restored.extra)
+            self._say_where_it_ends(begins, max_steps, epochs)
+        elif any(begins):
             self._place.load({"epoch": begins[0], "index": begins[1]})
         left = max_steps - trainer.state.global_step
         self._ckpt.own_boundary(self._ckpt.step_count + max(0, left), ends_at_once=True)
@@ -208,6 +211,9 @@ class _Protection:
         self._epoch = arguments["epoch"]
         if not first:
             self._updates = 0
+        elif restored:
+            arguments.update(self._rest)
+        self._per_epoch = arguments["num_update_steps_per_epoch"]
         if not (first and (restored or theirs)):
             self._old["_run_epoch"](**arguments)
             return
@@ -286,7 +292,7 @@ class _Protection:
     def _end_former(self) -> None:
         """Trainer begins anew in the same process: `auto_find_batch_size`, or a second train()."""
         self._trainings += 1
-        self._saved, self._beside, self._plain = {}, {}, None
+        self._saved, self._beside, self._plain, self._rest = {}, {}, None, {}
         if self._ckpt is not None:
             self._ckpt.close(final_checkpoint=False)
         self._ckpt = self._trainer.autockpt = None
@@ -352,6 +358,45 @@ class _Protection:
             return
         self._place = self._loader.base_dataloader = self._ckpt.loader(inner, ahead=1)
 
+    def _fit_rest(self, saved: Mapping[str, Any]) -> tuple[int, int]:
+        """(epoch, micro-batch) that the training goes on with, and what `_run_epoch` is to count.
+
+        Batch size, accumulation or ranks may have changed.  Trainer steps at whole windows of its
+        count, and at the last batch.  So the rest begins at a window, and the count ends with it.
+        """
+        window = self._trainer.args.gradient_accumulation_steps
+        trained, left = self._place.place.number, self._place.place.left
+        if type(self._loader).__name__ == "DataLoaderDispatcher":  # it reads for all ranks
+            trained, left = saved["updates"] * saved.get("accumulation", window), None
+        if trained and left == 0:
+            self._place.end_epoch()
+            return saved["epoch"] + 1, 0
+        begin = -(-trained // window) * window
+        if trained and left is not None:
+            self._rest = {
+                "steps_trained_in_current_epoch": begin,
+                "steps_in_epoch": begin + left,
+                "num_update_steps_per_epoch": -(-(begin + left) // window),
+            }
+        return saved["epoch"], begin
+
+    def _say_where_it_ends(self, begins: tuple[int, int], max_steps: int, epochs: int) -> None:
+        """Where an epoch has another number of steps than before, epochs end at another one."""
+        trainer, each, window = (
+            self._trainer, self._steps_each, self._trainer.args.gradient_accumulation_steps
+        )  # fmt: skip
+        was = self._saved.get("steps_each", each)
+        if each == was or trainer.args.max_steps > 0 or epochs != trainer.args.num_train_epochs:
+            return
+        first = self._rest.get("num_update_steps_per_epoch", each) - begins[1] // window
+        end = trainer.state.global_step + first + max(0, epochs - begins[0] - 1) * each
+        if end != max_steps:
+            _say(
+                f"an epoch has {each} steps now and had {was}: {epochs} epochs would end at step "
+                f"{end}. Trainer plans for {max_steps}, and its learning rate too; max_steps={end} "
+                "in its arguments changes both"
+            )
+
     # ------------------------------------------------------------------ counters
 
     def _extra(self) -> dict[str, Any]:
@@ -365,6 +410,8 @@ class _Protection:
         return {
             "epoch": self._epoch,
             "updates": self._updates,
+            "accumulation": trainer.args.gradient_accumulation_steps,
+            "steps_each": self._steps_each,
             "ended": trainer.control.should_training_stop
             and state["global_step"] < state["max_steps"],
             "state": state,

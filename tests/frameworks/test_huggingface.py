@@ -13,6 +13,7 @@ import torch
 
 from tests.contracts.adapter_contract import EDGE, AdapterContract, Framework
 from tests.contracts.adapter_process import Case
+from tests.frameworks.changed_settings import each_epoch, trained
 from tests.frameworks.undisturbed import require_undisturbed
 
 FRAMEWORK = Framework("huggingface", "tests/frameworks/huggingface_driver.py", "transformers")
@@ -239,3 +240,23 @@ def test_tensors_of_the_model_in_callbacks_are_no_loss() -> None:
     handler = SimpleNamespace(callbacks=[own, copies])
     trainer = SimpleNamespace(model=net, model_wrapped=net, callback_handler=handler)
     assert _unsaved(trainer) == [("Keeps", "copy"), ("Keeps", "nets")]
+
+
+@pytest.mark.parametrize(
+    ("batch", "window", "sizes", "end"),
+    [
+        (4, 1, [4, 4, 4, 4, 4, 4], 12),
+        (1, 2, [4, 4, *[2] * 8], 22),
+        (2, 3, [4, 4, 6, 6, 4], 9),
+    ],
+)
+def test_other_batches_within_an_epoch(
+    new_run: Callable[..., str], batch: int, window: int, sizes: list[int], end: int
+) -> None:
+    """Each sample is trained once; the end is named where it is not the one that was planned."""
+    pytest.importorskip("transformers")
+    run_dir = new_run()
+    trained(FRAMEWORK, "huggingface", run_dir, batch=2, accumulation=2, stop=2)
+    steps, said = trained(FRAMEWORK, "huggingface", run_dir, batch=batch, accumulation=window)
+    assert [len(step) for step in each_epoch(steps)[0]] == sizes, said
+    assert (f"2 epochs would end at step {end}" in said) == (end != 12), said
