@@ -52,6 +52,8 @@ class AcceleratedLoop(OverSession):
         """The loader whose epoch has ended, with the boundary of its last iteration."""
         self._batches = [0] * len(self._loaders)
         """Micro-batches trained in the epoch of each loader."""
+        self._resumed = [(0, 0)] * len(self._loaders)
+        """These, and batches read for them, where a checkpoint has the epoch of each loader."""
         self._goes_on = [False] * len(self._loaders)
         """The next pass over each loader is the rest of an epoch."""
         self._under_way = list(self._goes_on)
@@ -94,7 +96,8 @@ class AcceleratedLoop(OverSession):
     def first_batch(self) -> int:
         """The number of the micro-batch that the next pass over that loader begins with.
 
-        For a loop that counts: `enumerate(loader, ckpt.first_batch)`.
+        For a loop that counts: `enumerate(loader, ckpt.first_batch)`.  With another batch size or
+        number of processes than before, the rest of an epoch is numbered from its end.
         """
         return self._batches[0] if self._places and self._goes_on[0] else 0
 
@@ -112,7 +115,7 @@ class AcceleratedLoop(OverSession):
         number = self._number(loader)
         if number is not None:
             self._batches[number] += 1
-            self._tell_trained(number)
+            self._tell_trained(number, self._places[number])
         if not self._accelerator.sync_gradients:
             return self.step_count
         if number is not None and loader.end_of_dataloader:
@@ -157,6 +160,7 @@ class AcceleratedLoop(OverSession):
     def _end_pass(self, number: int) -> None:
         self._epochs[number] += 1
         self._batches[number], self._under_way[number] = 0, False
+        self._resumed[number] = (0, 0)
 
     def _at_exit(self) -> None:
         if getattr(sys, "last_value", None) is None:
@@ -173,12 +177,11 @@ class AcceleratedLoop(OverSession):
                 "could be resumed at a batch"
             )
         dispatches = type(loader).__name__ == "DataLoaderDispatcher"
-        ahead = 1
+        each = 1
         if dispatches and not loader.split_batches:
-            ahead = self._accelerator.num_processes
+            each = self._accelerator.num_processes
         reads = not dispatches or self._accelerator.is_main_process
-        if not reads:
-            ahead = 0  # the first rank reads for all
+        ahead = each if reads else 0  # the first rank reads for all
         place = self.session.loader(inner, ahead=ahead, name=f"loader{number}")
         loader.base_dataloader = place
         begin, goes_on = loader.begin, place.resumes
@@ -197,19 +200,35 @@ class AcceleratedLoop(OverSession):
             begin()
 
         loader.begin = begun
-        if ahead > 1:
-            place.trained(self._batches[number] * ahead)
+        if self._goes_on[number] and place.place.is_within:
+            self._go_on(number, place, each)
+        self._tell_trained(number, place)
         return place
 
-    def _tell_trained(self, number: int) -> None:
+    def _go_on(self, number: int, loader: Any, each: int) -> None:
+        """Numbers the rest of an epoch from its end; `each`: batches read for a micro-batch."""
+        place = loader.place
+        if place.left == 0:  # a larger batch is not filled any more
+            loader.end_epoch()
+            self._goes_on[number] = False
+            self._end_pass(number)
+            return
+        self._batches[number] = place.index // each
+        if place.left is not None:
+            left = -(-place.left // each)
+            self._batches[number] = max(0, -(-len(place.loader) // each) - left)
+        self._resumed[number] = self._batches[number], place.index
+
+    def _tell_trained(self, number: int, place: Any) -> None:
         """Only where several batches are read for one: how many are left is not known else."""
-        place = self._places[number]
         if place.ahead > 1:
-            place.trained(self._batches[number] * place.ahead)
+            first, read = self._resumed[number]
+            place.trained(read + (self._batches[number] - first) * place.ahead)
 
     def _extra(self) -> dict[str, Any]:
         return {
             "step": self._accelerator.step,
+            "accumulation": self._accelerator.gradient_accumulation_steps,
             "iterations": [loader.iteration for loader in self._loaders],
             "batches": list(self._batches),
             "epochs": list(self._epochs),
@@ -222,7 +241,10 @@ class AcceleratedLoop(OverSession):
                 f"attach(accelerator): {len(self._loaders)} loaders are prepared, and the "
                 f"checkpoint was made with {len(extra['iterations'])}; prepare the same ones"
             )
-        self._accelerator.step = extra["step"]
+        window = self._accelerator.gradient_accumulation_steps
+        # A boundary stands between two windows: with another length of these, at its phase 0.
+        is_same = extra.get("accumulation", window) == window
+        self._accelerator.step = extra["step"] if is_same else 0
         self._batches = list(extra["batches"])
         self._goes_on = [count > 0 for count in self._batches]
         self._under_way = list(self._goes_on)

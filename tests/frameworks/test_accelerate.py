@@ -6,6 +6,7 @@ import pytest
 
 from tests.contracts.adapter_contract import AdapterContract, Framework
 from tests.contracts.adapter_process import Case
+from tests.frameworks.changed_settings import each_epoch, trained
 from tests.frameworks.undisturbed import require_undisturbed
 
 FRAMEWORK = Framework("accelerate", "tests/frameworks/accelerate_driver.py", "accelerate")
@@ -66,3 +67,21 @@ def test_a_count_of_batches_is_named(
             ckpt.step()
     ckpt.close()
     assert "enumerate(loader, ckpt.first_batch)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("style", "batch", "window", "sizes"),
+    [
+        ("accelerate", 4, 3, [4, 4, 4, 12]),  # batches 3, 4 to 6
+        ("accelerate", 1, 5, [4, 4, 2, 5, 5, 4]),
+        ("accumulate", 1, 3, [4, 4, 3, 3, 3, 3, 3, 1]),
+    ],
+)
+def test_other_batches_within_an_epoch(
+    new_run: Callable[..., str], style: str, batch: int, window: int, sizes: list[int]
+) -> None:
+    """The last batch of the epoch has its step, and a new window of accumulation is a whole one."""
+    run_dir = new_run()
+    trained(FRAMEWORK, style, run_dir, batch=2, accumulation=2, stop=2)
+    steps, said = trained(FRAMEWORK, style, run_dir, batch=batch, accumulation=window)
+    assert [len(step) for step in each_epoch(steps)[0]] == sizes, said
