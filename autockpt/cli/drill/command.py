@@ -10,6 +10,7 @@ from autockpt.cli.drill.fault import FAULTS
 from autockpt.cli.shared.options import (
     WRAPPING,
     Command,
+    Seconds,
     check_ranks,
     common,
     find_script,
@@ -44,7 +45,7 @@ PASSED_ON = ("policy", "settings", "profile", "no_profile", "nproc_per_node")
 @click.option("--exact", is_flag=True, help="Train once more without faults; compare every byte.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the instants.")
 @click.option(
-    "--patience", type=click.FloatRange(min=1.0), default=300.0, show_default=True, metavar="S",
+    "--patience", type=Seconds(min=1.0), default=300.0, show_default=True, metavar="S",
     help="Longest wait for one thing, seconds; for a checkpoint, beside the plan's interval.",
 )  # fmt: skip
 @click.option("--run-dir", metavar="DIR", help="A new directory for the drill; default: runs/.")

@@ -84,6 +84,8 @@ def keeper(console: Console, run_dir: str, node: int | None, checkpoints: str | 
     if node is None:
         node = number(os.environ, *COUNTS["node_rank"]) or 0
     path = os.path.abspath(run_dir)
+    if os.path.isfile(path):
+        raise ConfigError(f"--run-dir {run_dir}: is a file, expected a directory")
     place = checkpoints or str(RunDirectory(path).checkpoints())
     over = threading.Event()
     for announced in (signal.SIGTERM, signal.SIGINT):

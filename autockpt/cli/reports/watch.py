@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autockpt.cli.shared.options import Command, common
+from autockpt.cli.shared.options import Command, Seconds, common
 from autockpt.console import Console
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ REDRAW = "\x1b[H\x1b[J"
 @click.command(cls=Command, examples=EXAMPLES)
 @click.argument("run_dir")
 @click.option(
-    "--every", type=click.FloatRange(min=0.1), default=2.0, show_default=True, metavar="SECONDS",
+    "--every", type=Seconds(min=0.1), default=2.0, show_default=True, metavar="SECONDS",
     help="Between two looks.",
 )  # fmt: skip
 @common

@@ -4,6 +4,7 @@ Our options stop at the first positional; what follows belongs to the script, by
 """
 
 import functools
+import math
 import os
 import sys
 import warnings
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from autockpt.console import Console
 from autockpt.launch.script import Script
@@ -32,6 +34,25 @@ class Whole(click.IntRange):
     name = "whole number"
 
 
+class Seconds(click.FloatRange):
+    """Seconds in a range: neither infinite, nor no number."""
+
+    name = "number of seconds"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """As of `click.ParamType`."""
+        seconds = float(super().convert(value, param, ctx))
+        if not math.isfinite(seconds):
+            self.fail(f"{value} is no number of seconds.", param, ctx)
+        return seconds
+
+
+MAY_BE_EMPTY = ("args", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "local_addr")
+"""The script's own words, and options of torchrun."""
+
+
 class Command(click.Command):
     """A command whose help begins with examples: the first block of the help text."""
 
@@ -39,10 +60,33 @@ class Command(click.Command):
         super().__init__(*args, **kwargs)
         self.examples = examples
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As of `click.Command`; an empty word, as of a shell's unset variable, is refused.
+
+        As a path it would be the working directory.
+        """
+        rest = super().parse_args(ctx, args)
+        for param in () if ctx.resilient_parsing else self.params:
+            given = ctx.params.get(param.name or "")
+            words = given if isinstance(given, tuple) else (given,)
+            typed = ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
+            if typed and "" in words and param.name not in MAY_BE_EMPTY:
+                raise click.UsageError(
+                    f"{_shown(param)}: is empty, expected a value; is a shell variable unset?"
+                )
+        return rest
+
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Examples, then usage, text and options."""
         write_examples(formatter, self.examples)
         super().format_help(ctx, formatter)
+
+
+def _shown(param: click.Parameter) -> str:
+    """An option by its longest name, an argument by its placeholder."""
+    if isinstance(param, click.Option):
+        return max(param.opts, key=len)
+    return param.human_readable_name
 
 
 def write_examples(formatter: click.HelpFormatter, examples: str) -> None:

@@ -6,6 +6,7 @@ of click's, which refuses by itself.
 
 import importlib
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -188,6 +189,9 @@ def test_a_value_that_an_option_never_takes_is_a_wrong_line(
         "convert r out --to archive --full-every 65",
         "restore r t.py",
         "archive-eval --archive a t.py",
+        "watch r --every nan",
+        "watch r --every inf",
+        "drill --patience nan t.py",
         "plan",
         "metrics",
         "policy explain builtin:auto no.such.key",
@@ -204,6 +208,37 @@ def test_what_is_missing_or_contradicts_itself_is_a_wrong_line(line: str) -> Non
 @pytest.mark.parametrize(
     "line",
     [
+        "run --run-dir '' t.py",
+        "run --set '' t.py",
+        "run ''",
+        "keeper --run-dir ''",
+        "ls ''",
+        "gc ''",
+        "report r ''",
+        "report r --out ''",
+        "push r ''",
+        "plan --profile ''",
+    ],
+)
+def test_an_empty_word_is_no_working_directory(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where a variable of the shell is unset."""
+    before = sorted(Path().rglob("*"))
+    assert run(shlex.split(line)) == 2
+    assert "is empty, expected a value" in capsys.readouterr().err
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_a_script_may_have_empty_words_of_its_own() -> None:
+    """They are passed on; so are those of torchrun's options."""
+    assert run(["run", "--rdzv-conf", "", "--dry-run", "t.py", "", "--name", ""]) == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "keeper --run-dir t.py",
         "run no-such-script.py",
         "run -m no_such_module",
         "run --policy no-such.yaml t.py",

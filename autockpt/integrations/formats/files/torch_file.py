@@ -112,7 +112,7 @@ def _load(file: Any, where: str) -> Any:
                 f"{where}: holds an object of {classes[0]:.100}, and autockpt reads no class from "
                 "a file, because that runs code"
             ) from None
-        first = reason.partition("\n")[0]
+        first = f"{type(error).__name__}: {reason}".partition("\n")[0]
         raise CorruptCheckpointError(
             f"{where}: torch.load(weights_only=True) refuses it: {first:.300}"
         ) from None
