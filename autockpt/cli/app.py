@@ -4,17 +4,19 @@ Exit codes are the table `values/exit_codes.py`.  `run` and `profile` return the
 128 + n after signal n.
 """
 
+import contextlib
 import importlib
 import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
 from autockpt.cli.shared import options
-from autockpt.console import Console, save_traceback
+from autockpt.console import Console, no_output, save_traceback
 from autockpt.launch.elastic.signals import Interrupted
-from autockpt.values.errors import AutockptError, OptionError
+from autockpt.values.errors import AutockptError, OptionError, StorageError
 from autockpt.values.exit_codes import EXIT_CODES
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -201,22 +203,24 @@ def run(argv: Sequence[str]) -> int | Callable[[], int]:
     console = Console(json=_ours(argv, "--json"), debug=debug)
     try:
         with cli.make_context("autockpt", list(argv)) as context:
-            result = _invoke(context, console)
-        return result if callable(result) else int(result or 0)
+            result: int | Callable[[], int] | None = _invoke(context, console)
+        if callable(result):
+            return result
+        return _printed(int(result or 0), console, trains=context.invoked_subcommand == "run")
     except click.exceptions.Exit as ending:
         return int(ending.exit_code)
     except click.ClickException as error:
-        return _usage(error, console)
+        return _printed(_usage(error, console), console)
     except (click.Abort, KeyboardInterrupt):
         console.say("interrupted", verbosity=-1)
         return 130
     except Interrupted as interrupted:
         console.say("interrupted", verbosity=-1)
         return 128 + interrupted.number
-    except BrokenPipeError:
-        # The reader (head, less) has gone; nothing more can be printed, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 0
+    except OSError as error:
+        # The reader (head, less) has gone; or a help text has no place.  Commands print by the
+        # console.
+        return _unprinted(error, 0, console)
 
 
 def _invoke(context: click.Context, console: Console) -> Any:
@@ -235,10 +239,34 @@ def _invoke(context: click.Context, console: Console) -> Any:
         return console.fail(RuntimeError(told), exit_code=1, kind="internal")
 
 
+def _printed(code: int, console: Console, *, trains: bool = False) -> int:
+    """The exit code, where all of the result has reached its file; 74 where it has not.
+
+    That of a training stays, and of a result whose reader has gone.
+    """
+    try:
+        if sys.stdout is not None and not sys.stdout.closed:
+            sys.stdout.flush()
+    except OSError as error:
+        failed = _unprinted(error, code, console)
+        return code if trains else failed
+    return code
+
+
+def _unprinted(error: OSError, code: int, console: Console) -> int:
+    """Name the error of stdout, behind no other error; the exit code."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else it is tried again at exit
+    if code or isinstance(error, BrokenPipeError):
+        return code
+    told = no_output(error)
+    return console.fail(told, exit_code=told.exit_code, kind=type(told).__name__)
+
+
 def _usage(error: click.ClickException, console: Console) -> int:
     if console.json:
         body = {"kind": "usage", "message": error.format_message(), "exit_code": error.exit_code}
-        console.object("error", {"error": body})
+        with contextlib.suppress(StorageError):  # stdout takes nothing: stderr has it all the same
+            console.object("error", {"error": body})
     error.show()
     return error.exit_code
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from autockpt.console import progress
+from autockpt.values.errors import StorageError
 from autockpt.values.table import columns, table
 
 SCHEMA_VERSION = 1
@@ -68,13 +69,13 @@ class Console:
         """Print a part of the result; nothing in JSON mode."""
         if not self.json:
             progress.erase()
-            print(text, file=self._out)
+            self._print(text)
 
     def object(self, command: str, data: Mapping[str, Any]) -> None:
         """Print the whole result in JSON mode; nothing otherwise."""
         if self.json:
             body = {"schema_version": SCHEMA_VERSION, "command": command, **data}
-            print(json.dumps(body, indent=2, allow_nan=False, default=str), file=self._out)
+            self._print(json.dumps(body, indent=2, allow_nan=False, default=str))
 
     def table(self, headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Print a table as a part of the result, numbers to the right."""
@@ -106,7 +107,12 @@ class Console:
 
         progress.erase()
         console = rich.console.Console(file=out, highlight=False, soft_wrap=True)
-        console.print(text, style=style, markup=False)
+        try:
+            console.print(text, style=style, markup=False)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise no_output(error) from None
 
     def fail(self, error: BaseException, *, exit_code: int, kind: str) -> int:
         """Print an error as text or as an object; returns the exit code."""
@@ -114,15 +120,30 @@ class Console:
             traceback.print_exception(error)
         if self.json:
             body = {"kind": kind, "message": str(error), "exit_code": exit_code}
-            self.object("error", {"error": body})
+            with contextlib.suppress(StorageError):  # stderr has it all the same
+                self.object("error", {"error": body})
         # Mistakes in a file say their place first, where editors and parsers look for it.
         has_place = ": error: " in str(error).partition("\n")[0]
         _tell(str(error) if has_place else f"autockpt: error: {error}")
         return exit_code
 
+    def _print(self, text: str) -> None:
+        """Raises StorageError where the file behind stdout takes no more."""
+        try:
+            print(text, file=self._out)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise no_output(error) from None
+
     @property
     def _out(self) -> TextIO:
         return self.out or sys.stdout
+
+
+def no_output(error: OSError) -> StorageError:
+    """The error of a result that has no place, as on a full disk."""
+    return StorageError(f"the result cannot be written to stdout: {error.strerror or error}")
 
 
 def save_traceback(error: BaseException) -> str:

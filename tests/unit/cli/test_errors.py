@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -243,3 +245,28 @@ def test_an_option_behind_the_script_is_named(here: Path) -> None:
     assert misplaced(run_command, "t.py", args) == ["--run-dir", "--set"]
     assert misplaced(run_command, "knows.py", ("--run-dir", "x")) == []
     assert misplaced(run_command, "a.module", args) == []
+
+
+@pytest.mark.parametrize("buffers", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize(
+    ("line", "code", "told"),
+    [
+        ("policy schema", 74, "the result cannot be written to stdout: No space left"),
+        ("policy schema --json", 74, "the result cannot be written to stdout: No space left"),
+        ("--help", 74, "the result cannot be written to stdout: No space left"),
+        ("ls --json nowhere", 78, "nowhere: no such directory"),
+        ("ls --json --nonsense", 2, "No such option"),
+    ],
+)
+def test_a_full_disk_behind_stdout_is_no_bug(line: str, code: int, told: str, buffers: str) -> None:
+    """Each error has its own code, where none of the object fits either."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "autockpt", *line.split()], stdout=full,
+            stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": buffers},
+        )  # fmt: skip
+    assert done.returncode == code
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "bug" not in done.stderr
