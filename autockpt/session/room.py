@@ -4,7 +4,6 @@ The shortage is reported before the first one is written.
 """
 
 import os
-import threading
 from collections.abc import Callable
 
 from autockpt.executors.image.layout.room import smallest_window
@@ -16,30 +15,24 @@ from autockpt.values.units import format_bytes
 
 def look_for_room(
     checkpoints: str, *, state_bytes: int, kept: int, say: Callable[[str], None]
-) -> threading.Thread:
-    """Compare the free room with the plan's need, on a thread: the storage may hang.
+) -> None:
+    """Compare the free room with the plan's need; the storage may hang.
 
     `state_bytes`: of all ranks; `kept`: checkpoints that retention keeps.
     """
-
-    def look() -> None:
-        if is_store_url(checkpoints):
-            return  # it has no end
-        try:
-            disk = os.statvfs(checkpoints)
-            stored = _stored_bytes(checkpoints)
-        except OSError:
-            return  # the first save says it
-        free = disk.f_bavail * disk.f_frsize
-        text = shortage(
-            checkpoints, free_bytes=free, stored_bytes=stored, state_bytes=state_bytes, kept=kept
-        )
-        if text:
-            say(text)
-
-    thread = threading.Thread(target=look, name="autockpt-room", daemon=True)
-    thread.start()
-    return thread
+    if is_store_url(checkpoints):
+        return  # it has no end
+    try:
+        disk = os.statvfs(checkpoints)
+        stored = _stored_bytes(checkpoints)
+    except OSError:
+        return  # the first save says it
+    free = disk.f_bavail * disk.f_frsize
+    text = shortage(
+        checkpoints, free_bytes=free, stored_bytes=stored, state_bytes=state_bytes, kept=kept
+    )
+    if text:
+        say(text)
 
 
 def shortage(

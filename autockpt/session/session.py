@@ -22,7 +22,7 @@ from autockpt.executors.keeper import wire
 from autockpt.executors.keeper.hangs.stack_dumps import answer_with_stacks
 from autockpt.executors.keeper.launch import keeper_status
 from autockpt.executors.keeper.slots import CELL_COPIED, CELL_MARK
-from autockpt.executors.linux import memcpy_threshold
+from autockpt.executors.linux import late_threads, memcpy_threshold
 from autockpt.executors.restore.prefault import PrefaultedMemory
 from autockpt.executors.restore.resume import Resumed, resume
 from autockpt.executors.snapshot.replica_shares import Place
@@ -484,6 +484,7 @@ class Session:
         self._plans.begin()
         with contextlib.suppress(OSError):
             answer_with_stacks(job.run_directory, job.rank)
+        late_threads.reserve()
         self._stopper.watch.start()
         self._closing.begin()
         is_placed = self._place.is_placed or self._place.has_place()  # else it asks first

@@ -1,7 +1,9 @@
 """Slots for the checkpoints of one rank: asked for, counted, and asked for again."""
 
 import time
+from functools import partial
 
+from autockpt.executors.linux import late_threads
 from autockpt.executors.snapshot.device import register_with_cuda
 from autockpt.session.base import RankState
 from autockpt.session.place.training_position import TrainingPosition
@@ -128,10 +130,12 @@ class SlotRequests:
     def _look_for_room(self, image_bytes: int) -> None:
         """Once, when the size of a checkpoint is known."""
         if self._rank.plan.tier("disk").interval_steps:
-            look_for_room(
-                self._job.checkpoints, state_bytes=image_bytes * self._job.world_size,
+            look = partial(
+                look_for_room, self._job.checkpoints,
+                state_bytes=image_bytes * self._job.world_size,
                 kept=self._job.goal.retention.keep_last, say=self._rank.say,
             )  # fmt: skip
+            late_threads.start(look, "autockpt-room")
 
     def _asks_again(self, at_once: bool) -> bool:
         """A host without room for slots may have room later; a policy does not change."""

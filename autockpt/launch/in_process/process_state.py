@@ -26,7 +26,7 @@ from autockpt.launch.standby import imports
 
 LEFT_S = 2.0
 """Threads and processes of the function have so long to end after it."""
-SHARED_THREADS = ("tqdm_monitor", "TMonitor", "pydevd")
+SHARED_THREADS = ("tqdm_monitor", "TMonitor", "pydevd", "autockpt-spare")
 """Beginnings of names or types of threads that a library has one of for the whole process."""
 SHARED_PROCESSES = (
     ("resource_tracker", "_resource_tracker", "_pid"),

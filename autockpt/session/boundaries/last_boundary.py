@@ -18,6 +18,7 @@ from autockpt.executors.keeper.launch import keeper_status
 from autockpt.executors.keeper.saving import boundary_record as records
 from autockpt.executors.keeper.saving.last_boundary import SEAL_S
 from autockpt.executors.keeper.slots import CELL_HELD
+from autockpt.executors.linux import late_threads
 from autockpt.executors.linux.memory import Arena, require_headroom
 from autockpt.executors.linux.signal_errors import is_from_handler
 from autockpt.executors.protocol import messages as p
@@ -174,9 +175,7 @@ class BoundaryHolder:
 
     def seal(self, order: wire.SealBoundary, slots: list[Arena]) -> None:
         """On the listening thread; the work is done on one of its own."""
-        threading.Thread(
-            target=self._answer, args=(order, slots), name="autockpt-boundary", daemon=True
-        ).start()
+        late_threads.start(lambda: self._answer(order, slots), "autockpt-boundary")
 
     def _answer(self, order: wire.SealBoundary, slots: list[Arena]) -> None:
         wrote: tuple[int, ...] = ()

@@ -8,8 +8,9 @@ import contextlib
 import os
 import select
 import sys
-import threading
 from typing import Any
+
+from autockpt.executors.linux import late_threads
 
 _BROKEN = select.POLLERR | select.POLLHUP | select.POLLNVAL
 
@@ -42,7 +43,7 @@ def forgive() -> None:
         if stream is not None and not isinstance(stream, _Forgiving):
             setattr(sys, name, _Forgiving(stream))
     with contextlib.suppress(RuntimeError):
-        threading.Thread(target=_watch, name="autockpt-output", daemon=True).start()
+        late_threads.start(_watch, "autockpt-output")
 
 
 def _watch() -> None:

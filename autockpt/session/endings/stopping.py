@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from autockpt.executors.linux import late_threads
 from autockpt.executors.protocol import messages as p
 from autockpt.launch import owner
 from autockpt.launch.rank_env import allocation_left_s
@@ -100,7 +101,7 @@ class Stopper:
     def request_stop(self, reason: str = "the script asked for a stop") -> None:
         """As `Session.request_stop`; callable from any thread."""
         if self._announced is None and not self._rank.is_closed:
-            threading.Thread(target=self._announce, args=(0, reason), daemon=True).start()
+            late_threads.start(lambda: self._announce(0, reason), "autockpt-wish")
 
     def _on_signal(self, number: int) -> None:
         self._announce(number, signal.Signals(number).name)
@@ -133,9 +134,7 @@ class Stopper:
                 left = min(said.answer.leave_s, FOREVER_S)
                 payload = {"stop": number, "name": name, "left_s": left}
                 self._client.send(p.PlanProposed(version=p.STOP_VERSION, payload=payload))
-        threading.Thread(
-            target=self._see_out, args=(said,), name="autockpt-ending", daemon=True
-        ).start()
+        late_threads.start(lambda: self._see_out(said), "autockpt-ending")
 
     def _answer(self, number: int, left_s: float | None) -> Answer:
         if not number:

@@ -1,4 +1,4 @@
-"""Policy keys in the environment, where no `autockpt run` reads them."""
+"""Scripts that `python` runs alone: policy keys in the environment, and the end of the process."""
 
 import os
 import subprocess
@@ -34,3 +34,38 @@ def test_a_script_that_attaches_alone_follows_the_environment(tmp_path: Path) ->
         end_keeper(os.fspath(tmp_path / "runs" / "train"))
     steps = [int(name[-8:]) for name in committed_names(str(tmp_path / "there"))]
     assert any(step % 5 == 0 for step in steps), steps
+
+
+SHORT = """
+import threading
+import torch, autockpt
+from autockpt.executors.linux import late_threads
+
+late_threads.is_needed = True
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+ckpt = autockpt.attach(model=model, optimizer=optimizer, data="script")
+for step in range(ckpt.step_count, 1):
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+
+def refuse(thread):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+threading.Thread.start = refuse
+"""
+"""From its last line on Python starts no thread, as 3.12 does."""
+
+
+def test_a_script_shorter_than_its_first_checkpoint_has_a_last_one(tmp_path: Path) -> None:
+    """Where all that it needs begins behind the last line."""
+    (tmp_path / "train.py").write_text(SHORT)
+    try:
+        done = subprocess.run(
+            [sys.executable, "train.py"], cwd=tmp_path, env=environment(), check=True, text=True,
+            capture_output=True, timeout=120,
+        )  # fmt: skip
+    finally:
+        end_keeper(os.fspath(tmp_path / "runs" / "train"))
+    names = committed_names(str(tmp_path / "runs" / "train" / "checkpoints"))
+    assert [int(name[-8:]) for name in names] == [1], done.stderr

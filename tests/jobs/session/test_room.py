@@ -52,14 +52,14 @@ def test_it_looks_at_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(room, "shortage", shortage)
     said: list[str] = []
-    room.look_for_room(str(tmp_path), state_bytes=1, kept=1, say=said.append).join(60)
+    room.look_for_room(str(tmp_path), state_bytes=1, kept=1, say=said.append)
     assert (seen, said) == ([1000], ["too small"])
 
 
 def test_a_directory_that_is_gone_is_no_error(tmp_path: Path) -> None:
     """Its first save says it."""
     said: list[str] = []
-    room.look_for_room(str(tmp_path / "no"), state_bytes=1, kept=1, say=said.append).join(60)
+    room.look_for_room(str(tmp_path / "no"), state_bytes=1, kept=1, say=said.append)
     assert said == []
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autockpt.executors.keeper import wire
+from autockpt.executors.linux import late_threads
 from autockpt.executors.linux.memory import Arena
 from autockpt.executors.network.device_path import (
     RECEIVER,
@@ -114,7 +115,7 @@ class Exchanges:
     def _start(self, exchange: str, run: Callable[[], None]) -> None:
         with self._lock:
             self._leases[exchange] = Lease()
-        threading.Thread(target=run, name="autockpt-device-path", daemon=True).start()
+        late_threads.start(run, "autockpt-device-path")
 
     def _run(
         self,
