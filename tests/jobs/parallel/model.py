@@ -70,7 +70,7 @@ def batch(step: int, part: int = 0, parts: int = 1) -> tuple[torch.Tensor, torch
     generator = torch.Generator().manual_seed(step)
     words = torch.randint(WORDS, (BATCH, LENGTH + 1), generator=generator)
     rows = words.chunk(parts)[part]
-    return rows[:, :-1], rows[:, 1:]
+    return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()  # a pipeline compares strides
 
 
 def loss_of(logits: torch.Tensor, words: torch.Tensor) -> torch.Tensor:

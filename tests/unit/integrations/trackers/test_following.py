@@ -270,6 +270,9 @@ with open(sys.argv[1] + "/telemetry/rank-00000.jsonl", "a") as file:
 """It has ended before its tracker has begun; the tracker needs threads for that, as W&B does."""
 
 
+@pytest.mark.skipif(
+    sys.version_info[:2] == (3, 12), reason="Python 3.12 starts no thread behind the last line"
+)
 def test_a_training_shorter_than_the_start_of_its_tracker_is_in_the_charts(tmp_path: Path) -> None:
     """The tracker begins, then gets the values, and says farewell behind them."""
     (tmp_path / "telemetry").mkdir()
