@@ -446,17 +446,19 @@ class RunDirectory:
     def _ordered(
         self, files: Iterable[tuple[Path, Iterable[tuple[int, dict[str, Any]]]]]
     ) -> list[Event]:
-        keyed: list[tuple[int, float, int, Event]] = []
+        of_boot: dict[int, list[Event]] = {}
+        texts: dict[str, str] = {}
         for path, lines in files:
             boot, newest = 0, float("-inf")
             for number, data in lines:
-                event = event_from_data(data, where=f"{path}:{number}")
+                event = event_from_data(_sharing(data, texts), where=f"{path}:{number}")
                 if event.at_s < newest - _CLOCK_SLACK_S:
                     boot, newest = boot + 1, event.at_s
                 newest = max(newest, event.at_s)
-                keyed.append((boot, event.at_s, len(keyed), event))
-        keyed.sort(key=lambda entry: entry[:3])
-        return [entry[3] for entry in keyed]
+                of_boot.setdefault(boot, []).append(event)
+        for events in of_boot.values():
+            events.sort(key=lambda event: event.at_s)
+        return list(itertools.chain.from_iterable(of_boot[boot] for boot in sorted(of_boot)))
 
     def recent_events(self) -> list[Event]:
         """The events in the last part of every file, in the order of their times.
@@ -741,6 +743,14 @@ class RunDirectory:
 
 _DURABLE = ("CheckpointDurable", "Restored from disk")
 """Events of checkpoints that are durable, also of a launch whose run directory was lost."""
+
+
+def _sharing(data: dict[str, Any], texts: dict[str, str]) -> dict[str, Any]:
+    """An event's data with one copy of each text: each rank names each checkpoint twice."""
+    return {
+        key: texts.setdefault(value, value) if type(value) is str else value
+        for key, value in data.items()
+    }
 
 
 def _name(data: Mapping[str, object]) -> object:

@@ -3,6 +3,8 @@
 import json
 import os
 import time
+import tracemalloc
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +35,8 @@ from autockpt.values.telemetry import (
     MemoryCommitted,
     RunEnded,
     RunStarted,
+    SnapshotBegan,
+    SnapshotSealed,
     event_data,
 )
 from tests.support.profiles import example_profile
@@ -197,6 +201,43 @@ def test_events_of_a_second_boot_come_after_those_of_the_first(run: RunDirectory
     log(run, "rank-00000.jsonl", iterated(1, 5000.0), iterated(2, 30.0))
     log(run, "rank-00001.jsonl", iterated(1, 5001.0, 1), iterated(2, 31.0, 1))
     assert [event.at_s for event in run.events()] == [5000.0, 5001.0, 30.0, 31.0]
+
+
+def test_reading_all_events_takes_few_bytes_for_each(run: RunDirectory) -> None:
+    """Beside the events there is no second copy of the log, and of each text there is one.
+
+    Two boots, ranks in turns, equal times: the order is that of times, then of files and lines.
+    """
+    written: list[tuple[int, int, Event]] = []
+    for rank in range(4):
+        events = list(checkpoints(rank))
+        log(run, f"rank-{rank:05d}.jsonl", *events)
+        written += [(number // 600, rank, event) for number, event in enumerate(events)]
+    run.events()  # what is imported and cached counts once
+    tracemalloc.start()
+    try:
+        found = run.events()
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes / len(found) < 260
+    written.sort(key=lambda one: (one[0], one[2].at_s, one[1]))
+    assert found == [event for _, _, event in written]
+
+
+def checkpoints(rank: int) -> Iterator[Event]:
+    """Of one rank: 600 events of the first boot, and as many of the second."""
+    for boot in (0, 1):
+        for step in range(300):
+            at_s = 5000.0 * (1 - boot) + step
+            name = f"step {step} (term {boot + 1})"
+            yield SnapshotBegan(
+                at_s=at_s, rank=rank, generation=name, step=step, tiers="memory+disk"
+            )
+            yield SnapshotSealed(
+                at_s=at_s + rank % 2 * 0.5, rank=rank, generation=name, step=step, bytes=2**20,
+                boundary_stall_s=0.001 * step, fence_stall_s=0.002 * step, copy_s=0.1 * step,
+            )  # fmt: skip
 
 
 def test_an_unknown_event_is_refused_with_its_line(run: RunDirectory) -> None:
