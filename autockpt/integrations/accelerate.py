@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 import autockpt
-from autockpt.integrations.adapters import OverSession, require_counters
+from autockpt.integrations.adapters import OverSession, reading_of, require_counters
 from autockpt.values.errors import ConfigError
 
 
@@ -176,19 +176,14 @@ class AcceleratedLoop(OverSession):
                 f"attach(accelerator): a {type(loader).__qualname__} has no DataLoader inside that "
                 "could be resumed at a batch"
             )
-        dispatches = type(loader).__name__ == "DataLoaderDispatcher"
-        each = 1
-        if dispatches and not loader.split_batches:
-            each = self._accelerator.num_processes
-        reads = not dispatches or self._accelerator.is_main_process
-        ahead = each if reads else 0  # the first rank reads for all
+        each, ahead = reading_of(loader, self._accelerator)
         place = self.session.loader(inner, ahead=ahead, name=f"loader{number}")
         loader.base_dataloader = place
         begin, goes_on = loader.begin, place.resumes
 
         def begun() -> None:
             nonlocal goes_on
-            if not reads and not goes_on:
+            if not ahead and not goes_on:
                 place.end_epoch()  # it made an iterator, which drew, and never asked for a batch
             goes_on = False
             if self._owed is loader:

@@ -215,6 +215,17 @@ def require_counters(call: str, extra: Mapping[str, Any], name: str) -> None:
         )
 
 
+def reading_of(loader: Any, accelerator: Any) -> tuple[int, int]:
+    """(batches that a loader of Accelerate reads for a micro-batch, these that it reads ahead).
+
+    One that dispatches reads on the first rank, for all.
+    """
+    if type(loader).__name__ != "DataLoaderDispatcher":
+        return 1, 1
+    each = 1 if loader.split_batches else int(accelerator.num_processes)
+    return each, each if accelerator.is_main_process else 0
+
+
 class OverLoader:
     """An adapter's loader over one of `ckpt.loader`, which knows its place."""
 

@@ -35,7 +35,7 @@ from transformers.trainer_callback import ExportableState, TrainerState
 
 import autockpt
 from autockpt.executors.state.live_state import Dispensable
-from autockpt.integrations.adapters import require_counters
+from autockpt.integrations.adapters import reading_of, require_counters
 from autockpt.policies.interval.closed_forms import young_interval_s
 from autockpt.session.attaches import of_this_process
 from autockpt.session.job import may_have_checkpoint
@@ -99,10 +99,16 @@ class _Protection:
         self._epoch, self._updates, self._per_epoch, self._steps_each = 0, 0, 1, 1
         self._rest: Mapping[str, int] = {}
         """Arguments of `_run_epoch` for the epoch that a checkpoint was made in."""
+        self._each = 1
+        """Batches that are read for a micro-batch."""
+        self._resumed = (0, 0)
+        """Where the epoch of a checkpoint goes on: micro-batches, and batches read for them."""
         self._stepped_at = 0
         """`global_step` at the newest boundary."""
         self._owed = False
-        """A boundary stands behind the end of the epoch."""
+        """A boundary stands behind the end of the epoch, or of Trainer's work in its middle."""
+        self._is_over = False
+        """The newest step was the last one of its epoch."""
         self._saved: Mapping[str, Any] = {}
         self._beside: dict[str, Dispensable] = {}
         """By name what was found beside the model."""
@@ -189,7 +195,9 @@ class _Protection:
             begins = self._fit_rest(restored.extra)
             self._say_where_it_ends(begins, max_steps, epochs)
         elif any(begins):
-            self._place.load({"epoch": begins[0], "index": begins[1]})
+            self._place.load({"epoch": begins[0], "index": begins[1] * self._each})
+        self._resumed = begins[1], self._place.place.index
+        self._tell_trained(begins[1])
         left = max_steps - trainer.state.global_step
         self._ckpt.own_boundary(self._ckpt.step_count + max(0, left), ends_at_once=True)
         self._stepped_at = trainer.state.global_step
@@ -217,7 +225,8 @@ class _Protection:
         if not (first and (restored or theirs)):
             self._old["_run_epoch"](**arguments)
             return
-        if self._saved.get("ended"):
+        state = self._trainer.state
+        if self._saved.get("ended") or (restored and state.global_step >= state.max_steps):
             self._trainer.control.should_training_stop = True
             return
         args = self._trainer.args
@@ -248,15 +257,21 @@ class _Protection:
         control = trainer.control
         if trainer.state.global_step == self._stepped_at:
             if self._owed:  # at the epoch's end
-                self._place.end_epoch()
-                self._epoch, self._updates, self._owed = self._epoch + 1, 0, False
+                self._owed = False
+                if self._is_over:
+                    self._place.end_epoch()
+                    self._epoch, self._updates, self._resumed = self._epoch + 1, 0, (0, 0)
                 self._boundary()
             return
         self._stepped_at = trainer.state.global_step
         self._updates += 1
-        stops = control.should_epoch_stop or control.should_training_stop
         ended = getattr(self._loader, "end_of_dataloader", False)  # of a stream without a length
-        self._owed = bool(stops or ended or self._updates >= self._per_epoch)
+        self._is_over = bool(
+            ended or control.should_epoch_stop or self._updates >= self._per_epoch
+            # Behind `max_steps` a later start may have more of them, and train the epoch's rest.
+            or (control.should_training_stop and self._stepped_at < trainer.state.max_steps)
+        )  # fmt: skip
+        self._owed = self._is_over or bool(control.should_training_stop)
         if not self._owed:
             self._boundary()
 
@@ -280,9 +295,16 @@ class _Protection:
                     "checkpoint has. Give it state_dict and load_state_dict",
                     flush=True,
                 )
+        self._tell_trained(self._updates * self._trainer.args.gradient_accumulation_steps)
         self._ckpt.step()
         if self._ckpt.stopped:
             self._trainer.control.should_training_stop = True
+
+    def _tell_trained(self, micro_batches: int) -> None:
+        """Where several batches are read for one: how many are left is not known else."""
+        if self._place.ahead > 1:
+            first, read = self._resumed
+            self._place.trained(read + (micro_batches - first) * self._each)
 
     def _begun(self, begins: tuple[int, int]) -> tuple[int, int]:
         accumulation = self._trainer.args.gradient_accumulation_steps
@@ -352,11 +374,13 @@ class _Protection:
 
     def _protect_loader(self) -> None:
         """The loader inside accelerate's is ours; accelerate fetches one batch ahead of it."""
+        self._each = 1
         inner = getattr(self._loader, "base_dataloader", None)
         if inner is None:
             self._place = self._loader = self._ckpt.loader(self._loader)
             return
-        self._place = self._loader.base_dataloader = self._ckpt.loader(inner, ahead=1)
+        self._each, ahead = reading_of(self._loader, self._trainer.accelerator)
+        self._place = self._loader.base_dataloader = self._ckpt.loader(inner, ahead=ahead)
 
     def _fit_rest(self, saved: Mapping[str, Any]) -> tuple[int, int]:
         """(epoch, micro-batch) that the training goes on with, and what `_run_epoch` is to count.
@@ -366,7 +390,7 @@ class _Protection:
         """
         window = self._trainer.args.gradient_accumulation_steps
         trained, left = self._place.place.number, self._place.place.left
-        if type(self._loader).__name__ == "DataLoaderDispatcher":  # it reads for all ranks
+        if type(self._loader).__name__ == "DataLoaderDispatcher":  # the first rank alone has it
             trained, left = saved["updates"] * saved.get("accumulation", window), None
         if trained and left == 0:
             self._place.end_epoch()

@@ -20,6 +20,7 @@ from tests.contracts.adapter_contract import Framework
 
 SAMPLES = 24
 EPOCHS = int(os.environ.get("EPOCHS", "2"))
+STEPS = int(os.environ.get("STEPS", "0"))
 
 
 class Numbers(Dataset[dict[str, torch.Tensor]]):
@@ -140,7 +141,8 @@ def huggingface(run_dir: str, batch: int, accumulation: int, stop: int) -> list[
     arguments = TrainingArguments(
         output_dir=os.path.join(run_dir, "own"), use_cpu=True, report_to=[], disable_tqdm=True,
         per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation,
-        num_train_epochs=EPOCHS, save_strategy="no", label_names=["labels"], max_grad_norm=0,
+        num_train_epochs=EPOCHS, max_steps=STEPS or -1, save_strategy="no",
+        label_names=["labels"], max_grad_norm=0,
     )  # fmt: skip
     trainer = Trainer(
         net, arguments, train_dataset=Numbers(), callbacks=[Stops()], optimizers=(steps, None)
@@ -182,7 +184,7 @@ def lightning(run_dir: str, batch: int, accumulation: int, stop: int) -> list[li
     trainer = L.Trainer(
         max_epochs=EPOCHS, accumulate_grad_batches=accumulation, accelerator="cpu", logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        callbacks=[callback], num_sanity_val_steps=0,
+        callbacks=[callback], num_sanity_val_steps=0, max_steps=STEPS or -1,
     )  # fmt: skip
     data = DataLoader(Numbers(), batch, shuffle=True)
     trainer.fit(module, data, DataLoader(Numbers(), SAMPLES))
@@ -210,7 +212,8 @@ def ignite(run_dir: str, batch: int, accumulation: int, stop: int) -> list[list[
     engine = Engine(update)
     engine.add_event_handler(Events.EPOCH_COMPLETED, lambda _: steps.noted.append([-1]))
     ckpt = attach(engine, model=net, optimizer=steps, run_dir=run_dir)
-    engine.run(ckpt.loader(DataLoader(Numbers(), batch, shuffle=True)), max_epochs=EPOCHS)
+    length = {"max_iters": STEPS} if STEPS else {"max_epochs": EPOCHS}
+    engine.run(ckpt.loader(DataLoader(Numbers(), batch, shuffle=True)), **length)
     return [*steps.noted, [] if stop else steps.waiting()]
 
 
@@ -229,13 +232,14 @@ def trained(
     accumulation: int,
     stop: int = 0,
     epochs: int = 2,
+    steps: int = 0,
 ) -> tuple[list[list[int]], str]:
     """(samples of each step, what it printed) of one start."""
     words = [style, run_dir, str(batch), str(accumulation), str(stop)]
     done = subprocess.run(
         [framework.python, "-m", "tests.frameworks.changed_settings", *words],
         text=True, capture_output=True, check=False, timeout=240,
-        env={**os.environ, "AUTOCKPT_SAME_JOB": "1", "EPOCHS": str(epochs)},
+        env=os.environ | {"AUTOCKPT_SAME_JOB": "1", "EPOCHS": str(epochs), "STEPS": str(steps)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout
     line = done.stdout.splitlines()[-1]

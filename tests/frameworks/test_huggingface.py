@@ -37,6 +37,8 @@ class TestHuggingFace(AdapterContract):
         Case(kill=f"boundary:{EDGE}", option="stream"),
         Case(kill="boundary:6", option="stream", accumulation=2),
         Case(kill="forward:17", option="stream"),
+        Case(kill="boundary:4", ranks=2, option="stream"),
+        Case(kill="boundary:5", ranks=2, option="stream", accumulation=2),
         Case(kill="forward:10", option="torn"),
         Case(kill="forward:10", option="beside"),
     )
@@ -260,3 +262,12 @@ def test_other_batches_within_an_epoch(
     steps, said = trained(FRAMEWORK, "huggingface", run_dir, batch=batch, accumulation=window)
     assert [len(step) for step in each_epoch(steps)[0]] == sizes, said
     assert (f"2 epochs would end at step {end}" in said) == (end != 12), said
+
+
+def test_a_larger_number_of_steps_goes_on_within_the_epoch(new_run: Callable[..., str]) -> None:
+    """Trainer ended in its middle; the rest of its samples is trained."""
+    pytest.importorskip("transformers")
+    run_dir = new_run()
+    trained(FRAMEWORK, "huggingface", run_dir, batch=4, accumulation=1, steps=4)
+    steps, said = trained(FRAMEWORK, "huggingface", run_dir, batch=4, accumulation=1, steps=12)
+    assert len(each_epoch(steps)) == 2, said

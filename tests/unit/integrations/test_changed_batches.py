@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 import autockpt
 from autockpt.executors.state.data.epoch_loader import EpochLoader
 from autockpt.integrations import accelerate, ignite
+from autockpt.integrations.adapters import reading_of
 from autockpt.integrations.lightning.loop import ProtectedFit
 
 SAMPLES = 24
@@ -187,3 +188,16 @@ def test_more_epochs_of_ignite_are_trained(iteration: int, is_anew: bool) -> Non
     counters.load_state_dict(counters.state_dict())
     engine.state.iteration = iteration
     assert counters.is_anew == is_anew
+
+
+@pytest.mark.parametrize(
+    ("splits", "is_first", "reading"),
+    [(False, True, (4, 4)), (False, False, (4, 0)), (True, True, (1, 1)), (True, False, (1, 0))],
+)
+def test_one_rank_reads_for_all(splits: bool, is_first: bool, reading: tuple[int, int]) -> None:
+    """As many batches ahead as there are ranks, unless each is split."""
+    loader = DataLoaderDispatcher(2)
+    loader.split_batches = splits
+    accelerator = SimpleNamespace(num_processes=4, is_main_process=is_first)
+    assert reading_of(loader, accelerator) == reading
+    assert reading_of(Prepared(2), accelerator) == (1, 1)
