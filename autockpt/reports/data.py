@@ -57,6 +57,8 @@ class RunData:
     """Unified diff from the current policy to the new one, "" when there was none."""
     protected: bool = True
     """False: the script never attached, so the run could lose everything."""
+    begins: bool = False
+    """It has no end, and has not attached so far: it may do so yet."""
     goal: Goal = field(default_factory=Goal)
     """The policy in force."""
     redundancy: Redundancy = NO_REDUNDANCY

@@ -97,6 +97,8 @@ def unprotected(facts: Facts) -> Finding | None:
         return Finding(id="protected", severity="low", title="The state of the script is protected",
                        evidence="the script attached; its state is checkpointed",
                        passed=True)  # fmt: skip
+    if facts.data.begins:
+        return None
     if facts.data.status.get("state") in ("failed", "interrupted"):
         return Finding(
             id="unprotected",

@@ -117,6 +117,8 @@ class ReportModel:
     changes: tuple[Change, ...] = ()
     timeline: Timeline | None = None
     windows: Windows | None = None
+    begins: bool = False
+    """It may call `attach` yet."""
     ending: RunEnding | None = None
     """How the run ended; None: it goes on, or its end is not known."""
     disk_failing: bool = False
@@ -128,7 +130,7 @@ class ReportModel:
     def attach_missing(self) -> bool:
         """It runs or has finished without `attach`; one that failed before may well call it."""
         ended = self.ending is not None and self.ending.state != "finished"
-        return not self.protected and not ended
+        return not self.protected and not self.begins and not ended
 
     @property
     def losses(self) -> str:
@@ -153,6 +155,7 @@ def _profile_report(data: RunData) -> ReportModel:
         command=data.command or " ".join(data.argv),
         created=data.created,
         protected=data.protected,
+        begins=data.begins,
         ending=ended,
         verdict=advised(profile_verdict(data, ended), data, ended, found),
         facts=_facts(data, (), ended),

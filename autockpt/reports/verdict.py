@@ -84,6 +84,15 @@ def profile_verdict(data: RunData, ended: RunEnding | None = None) -> Verdict:
         return _unfinished(ended, None)
     decision, profile = data.decision, data.profile
     level, reason = confidence(profile, decision=decision)
+    if data.begins:
+        return Verdict(
+            headline="The script has not called autockpt.attach so far.",
+            next_step="Look again soon. If it trains already, autockpt run prints at its end the "
+            "lines that it lacks.",
+            confidence="high",
+            confidence_reason="no rank has written an event",
+            tone="warn",
+        )
     if not data.protected:
         return Verdict(
             headline="This run was not protected.",

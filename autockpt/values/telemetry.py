@@ -557,7 +557,10 @@ def event_from_data(data: dict[str, Any], *, where: str = "telemetry") -> Event:
     rest = dict(data)
     name = rest.pop("event", None)
     if not isinstance(name, str) or name not in EVENTS:
-        raise ConfigError(f"{where}: unknown event {name!r}; known: {', '.join(EVENTS)}")
+        raise ConfigError(
+            f"{where}: unknown event {name!r}: another version of autockpt wrote it; read the run "
+            "with that version"
+        )
     return from_data(EVENTS[name], rest, where=where)
 
 

@@ -39,6 +39,8 @@ class Explanation:
     """Of one run."""
 
     protected: bool
+    begins: bool
+    """The script has not attached so far."""
     plan: CheckpointPlan | None
     decision: Decision | None
     choices: tuple[ExplainedChoice, ...]
@@ -84,6 +86,7 @@ def explanation(run: RunDirectory) -> Explanation:
     goal = run.read_goal() or Goal()
     return Explanation(
         protected=model.protected,
+        begins=model.begins,
         plan=run.read_plan(),
         decision=data.decision,
         choices=_explained(data.profile, goal, data.decision),

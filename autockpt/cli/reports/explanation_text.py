@@ -12,7 +12,9 @@ from autockpt.values.units import format_duration, format_fraction
 
 def print_explanation(console: Console, explained: Explanation) -> None:
     """Everything, in the order in which it was decided."""
-    if not explained.protected:
+    if explained.begins:
+        console.result("the script has not called autockpt.attach so far; the plan that waits:\n")
+    if not explained.protected and not explained.begins:
         console.result("UNPROTECTED: the script never called autockpt.attach; no plan was followed")
     elif explained.decision is not None:
         console.styled(verdict(explained.decision), "bold")

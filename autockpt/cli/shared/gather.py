@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from autockpt.reports.analysis.what_if import WhatIfCurve
     from autockpt.reports.data import RunData
     from autockpt.reports.model import ReportModel
-    from autockpt.values.status import DegradedTier
+    from autockpt.values.status import DegradedTier, RunStatus
 
 
 def run_data(run: RunDirectory) -> "RunData":
@@ -54,6 +54,7 @@ def run_data(run: RunDirectory) -> "RunData":
         redundancy=plan_of(run, goal).redundancy,
         plan_yaml=run.plan_text(),
         protected=info is None or info.mode == "profile" or (run.attached and not run.unprotected),
+        begins=_begins(run, info, status),
         what_if=what_if_of(decision),
         status=to_data(status) if status else {},
         resume=_resume(run, info) if info and info.mode == "run" else "",
@@ -62,6 +63,12 @@ def run_data(run: RunDirectory) -> "RunData":
         risk=risk_of(decision),
         search=search_of(run),
     )
+
+
+def _begins(run: RunDirectory, info: RunInfo | None, status: "RunStatus | None") -> bool:
+    if info is None or info.mode == "profile" or run.attached or run.unprotected:
+        return False
+    return status is None or status.state == "running"
 
 
 def _resume(run: RunDirectory, info: RunInfo) -> str:

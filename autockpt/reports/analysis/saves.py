@@ -201,16 +201,22 @@ def _age(
     """Follow the newest moment whose state this tier holds; time down is not work at stake."""
     newest_s: float | None = None
     newest_step, worst_s, seen = 0, 0.0, False
+    over_s = math.inf
     for event in events:
         if isinstance(event, RunStarted):
-            newest_s = event.at_s if newest_s is None else newest_s
+            if newest_s is None or over_s < math.inf:
+                newest_s = event.at_s
+            over_s = math.inf
+        elif isinstance(event, RunEnded) and event.reason == "finished":
+            over_s = min(over_s, event.at_s)  # nothing is trained behind it, so nothing ages
         elif isinstance(event, Restored):
             newest_s = event.at_s
         elif isinstance(event, FailureObserved) or _is_end(event):
             worst_s = max(worst_s, event.at_s - newest_s) if newest_s is not None else worst_s
             newest_s = None
         elif isinstance(event, kind):
-            worst_s = max(worst_s, event.at_s - newest_s) if newest_s is not None else worst_s
+            at_s = min(event.at_s, over_s)
+            worst_s = max(worst_s, at_s - newest_s) if newest_s is not None else worst_s
             newest_s = max(event.at_s - event.latency_s, newest_s or -math.inf)
             newest_step, seen = event.step, True
     if not seen:

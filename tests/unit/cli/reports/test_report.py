@@ -38,6 +38,23 @@ def test_the_command_is_shown_as_it_was_typed(
     assert f'"autockpt run {shown} --lr 1"' in capsys.readouterr().out
 
 
+def test_a_run_that_has_not_attached_yet_is_not_called_unprotected(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It imports its libraries, say; one that ended without `attach` has a mark."""
+    made = RunDirectory.create("r")
+    made.write_info(RunInfo(run_id="0" * 32, created="", script="/job/t.py", cwd="/job"))
+    for command in (["report", "r", "--format", "text"], ["explain", "r"]):
+        capsys.readouterr()
+        assert run(command) == 0
+        said = capsys.readouterr().out
+        assert "the script has not called autockpt.attach so far" in said.lower()
+        assert "UNPROTECTED" not in said
+    made.mark_unprotected()
+    assert run(["report", "r", "--format", "text"]) == 0
+    assert "UNPROTECTED" in capsys.readouterr().out
+
+
 def comparison(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     """What `--json` says of both."""
     capsys.readouterr()

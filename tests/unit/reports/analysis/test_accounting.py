@@ -18,6 +18,7 @@ from autockpt.values.telemetry import (
     Event,
     FailureObserved,
     IterationsTimed,
+    RemoteCopied,
     Restored,
     RunEnded,
     RunStarted,
@@ -286,6 +287,21 @@ def test_age_is_largest_just_before_the_next_commit() -> None:
     assert (age.step, age.age_steps) == (40, 1)
     assert age.worst_s == pytest.approx(23.0)
     assert age.age_s == pytest.approx(1.0)
+
+
+def test_a_copy_that_is_made_behind_the_training_is_of_no_older_work() -> None:
+    """As by `autockpt push` the next day; nor does the night between two launches count."""
+    copied = RemoteCopied(
+        at_s=9010.0, rank=-1, generation="g20", step=20, bytes=1, latency_s=8990.0, copy_s=1.0
+    )
+    ended = RunEnded(at_s=20.0, rank=0, step=20, reason="finished")
+    events: list[Event] = [started(0.0), block(20.0, 20, 20, 20.0), ended, copied]
+    (age,) = ages(align(events))
+    assert (age.tier, age.worst_s) == ("object store", 20.0)
+    again = [replace(started(9000.0), run_id="again"), block(9030.0, 50, 30, 30.0)]
+    late = replace(copied, at_s=9031.0, generation="g50", step=50, latency_s=1.0)
+    (age,) = ages(align([*events[:-1], *again, late]))
+    assert age.worst_s == pytest.approx(31.0)
 
 
 def test_a_failure_before_the_first_iteration_is_no_restore() -> None:
