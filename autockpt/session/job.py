@@ -144,19 +144,9 @@ def current_job(
         policy = _goal_within(first, policy, number)
     goal = policy or kept or Goal()
     launch_is_fresh = environment.get("AUTOCKPT_FRESH") == "1"
-    if policy is not None:
-        if (
-            kept is not None
-            and not (fresh or launch_is_fresh)
-            and "AUTOCKPT_RESUME_FROM" not in environment
-        ):
-            require_found(os.fspath(files.path), files.checkpoints(kept), files.checkpoints(policy))
-        # A start that is refused, because another one trains here, changes no goal.  A restart
-        # finds it there, and needs no disk that takes it again.
-        if policy != kept and not (
-            place.nodes == 1 and other_trainers(path, launch_id, within_s=0.0)
-        ):
-            files.write_goal(policy)
+    goes_on = not (fresh or launch_is_fresh or "AUTOCKPT_RESUME_FROM" in environment)
+    if policy is not None and kept is not None and goes_on:
+        require_found(os.fspath(files.path), files.checkpoints(kept), files.checkpoints(policy))
     decision, profile = files.read_decision(), files.read_profile()
     in_place = decision is None and environment.get("AUTOCKPT_NO_PROFILE") != "1"
     rank, world_size = place.rank, place.world_size
@@ -177,6 +167,11 @@ def current_job(
         nodes, incarnation, domains = agreed.nodes, agreed.incarnation, agreed.domains
     if place.nodes > 1:
         control_host = listen_host(environment, one_host=agreed.one_host)
+    # A start that is refused, because another one trains here, changes no goal.  A restart finds it
+    # there, and needs no disk that takes it again.  Ranks of several nodes know now who they are.
+    is_new = policy is not None and policy != kept
+    if is_new and not other_trainers(path, incarnation.launch_id, within_s=0.0):
+        files.write_goal(goal)
     node = nodes[rank] if rank < world_size else 0
     resume_from = environment.get("AUTOCKPT_RESUME_FROM")
     begins = first_start = False

@@ -1,6 +1,8 @@
 """A start that is refused, because another one trains in the directory, changes nothing there."""
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -29,11 +31,14 @@ RANK = {
 
 
 SECOND = """
-import sys, torch, autockpt
+import os, sys, torch, autockpt
 from autockpt.values.goal import Goal, Retention
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 goal = Goal(retention=Retention(keep_last=1))
+if torch.distributed.is_torchelastic_launched():
+    rank, meeting = int(os.environ["RANK"]), "file://" + os.path.abspath("meeting")
+    torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
 autockpt.attach(model=model, optimizer=optimizer, run_dir=sys.argv[1], goal=goal)
 """
 
@@ -93,6 +98,32 @@ def test_an_attach_that_is_refused_leaves_goal_and_job(live: RunDirectory, tmp_p
     with warm():
         done = python(str(script), str(live.path), cwd=tmp_path, AUTOCKPT_SAME_JOB="1")
     assert "DirectoryBusyError" in done.stderr
+    assert files_of(live) == before
+
+
+@pytest.mark.slow
+def test_a_refused_attach_of_two_nodes_leaves_goal_and_job(
+    live: RunDirectory, tmp_path: Path
+) -> None:
+    """Each has the goal in its source, and meets the other before one of them is refused."""
+    before = files_of(live)
+    script = write(tmp_path, "second.py", SECOND)
+    other = {name: text for name, text in os.environ.items() if not name.startswith("AUTOCKPT_")}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(live.path)], cwd=tmp_path, text=True,
+            stderr=subprocess.PIPE, start_new_session=True,
+            env={**other, **RANK, "RANK": node, "GROUP_RANK": node, "WORLD_SIZE": "2",
+                 "AUTOCKPT_SAME_JOB": "1"},
+        )
+        for node in ("0", "1")
+    ]  # fmt: skip
+    try:
+        _, said = ranks[0].communicate(timeout=120)
+    finally:
+        ranks[1].kill()
+        ranks[1].communicate()
+    assert "DirectoryBusyError" in said
     assert files_of(live) == before
 
 
