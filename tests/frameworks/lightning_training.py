@@ -140,7 +140,8 @@ def main() -> None:
 
         callbacks.append(Autockpt(**small.plan()))
     trainer = L.Trainer(
-        max_epochs=3, accelerator="cpu", devices=ranks, strategy="ddp" if ranks > 1 else "auto",
+        max_epochs=3, max_steps=int(option("STEPS", "-1")), accelerator="cpu", devices=ranks,
+        strategy="ddp" if ranks > 1 else "auto",
         callbacks=callbacks, logger=Notes(), log_every_n_steps=3, enable_progress_bar=False,
         enable_model_summary=False, enable_checkpointing=False,
         accumulate_grad_batches=int(option("ACCUMULATE", "1")),

@@ -42,6 +42,10 @@ class TestFabric(AdapterContract):
             id="manual optimization",
         ),
         pytest.param({"KILL": "batch13,forward11", "PLATEAU": "1"}, id="a scheduler of the log"),
+        pytest.param(
+            {"KILL": "batch13,forward24", "PLATEAU": "1", "VALIDATE": "0.3", "STEPS": "27"},
+            id="a number of steps",
+        ),
         pytest.param({"KILL": "batch13,forward21", "COMBINED": "max_size_cycle"}, id="two loaders"),
         pytest.param({"KILL": "batch13,forward21", "WORKERS": "2"}, id="workers that persist"),
         pytest.param({"KILL": "batch17,forward25", "SCHEDULE": "1"}, id="accumulation by epoch"),
@@ -188,3 +192,11 @@ def test_other_batches_within_an_epoch(
     first, second = each_epoch(steps)
     assert [len(step) for step in first] == sizes, said
     assert steps[len(first)] == steps[len(first) + len(second) + 1] == [-1], said
+
+
+def test_a_larger_number_of_steps_goes_on_within_the_epoch(new_run: Callable[..., str]) -> None:
+    """The fit ended in its middle; the rest of its samples is trained."""
+    framework, run_dir = TestLightning.framework, new_run()
+    trained(framework, "lightning", run_dir, batch=4, accumulation=1, steps=4)
+    steps, said = trained(framework, "lightning", run_dir, batch=4, accumulation=1, steps=12)
+    assert len(each_epoch(steps)) == 2, said

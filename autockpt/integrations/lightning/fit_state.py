@@ -25,6 +25,8 @@ class FitState:
         self._plain = ChangedAttributes({})
         self.within_epoch = True
         """The boundary is within the loop of batches; False: an epoch has ended."""
+        self.is_cut = False
+        """The boundary is behind an epoch that `max_steps` has ended in its middle."""
 
     # ------------------------------------------------------------------ out
 
@@ -38,8 +40,13 @@ class FitState:
         trainer, connector = self._trainer, self._trainer._logger_connector
         loops = trainer.fit_loop.state_dict()
         loops["state_dict"].pop("combined_loader", None)
+        if self.is_cut:  # it goes on where a later start has more steps
+            for counts in loops["epoch_progress"].values():
+                counts["processed"] -= 1
+                counts["completed"] -= 1
         return {
             "within_epoch": self.within_epoch,
+            "is_cut": self.is_cut,
             "should_stop": bool(trainer.should_stop),
             "loops": loops,
             "reloaded": [
@@ -127,7 +134,7 @@ class FitState:
         trainer, state = self._trainer, self._loaded or {}
         require_counters("Autockpt()", state, "loops")
         trainer.fit_loop.load_state_dict(state["loops"])
-        self.within_epoch = state["within_epoch"]
+        self.within_epoch, self.is_cut = state["within_epoch"], state.get("is_cut", False)
         trainer.should_stop = state["should_stop"]
         for one in self._others():
             if state["callbacks"].get(one.state_key):
@@ -169,7 +176,15 @@ class FitState:
                 _begin_averaging(one, trainer)
                 self._schedulers.append(one._swa_scheduler)
         self._plain.load(state.get("attributes", {}))
-        self._loaded, self.within_epoch = None, True
+        self._loaded, self.within_epoch, self.is_cut = None, True, False
+
+    def end_cut(self) -> None:
+        """Nothing was left to train: the epoch counts as Lightning had counted it."""
+        if self.is_cut:
+            progress = self._trainer.fit_loop.epoch_progress
+            for counts in (progress.total, progress.current):
+                counts.processed += 1
+                counts.completed += 1
 
 
 def _begin_averaging(callback: Any, trainer: Any) -> None:

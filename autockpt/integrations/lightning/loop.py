@@ -117,7 +117,7 @@ class ProtectedFit:
                 # Lightning would leave in the middle; ours makes a checkpoint first.
                 signal.signal(number, handler)
         if self._rng is not None and not self._state.within_epoch:
-            self._trainer.fit_loop.restarting = False
+            self._restart_no_loop()
             self._go_on()
 
     def _go_on(self) -> None:
@@ -139,8 +139,13 @@ class ProtectedFit:
         type(loops.epoch_loop).on_run_start(loops.epoch_loop, fetcher)
         if self._rng is not None:
             # Not as a restart: that would take validation, or a whole batch, for done.
-            loops.restarting = False
+            self._restart_no_loop()
             self._go_on()
+
+    def _restart_no_loop(self) -> None:
+        """The loops go on.  With `max_steps` FitLoop's own setter makes a restart of it again."""
+        fit = self._trainer.fit_loop
+        fit._restarting = fit.epoch_loop.restarting = False
 
     def _number_rest(self) -> None:
         """Where its batches are other ones than before, an epoch is counted from its end.
@@ -184,8 +189,8 @@ class ProtectedFit:
 
     def finish(self) -> None:
         """The training is over: the last checkpoint is made durable."""
-        self._state.within_epoch = False
-        for loader in self._loaders:
+        self._state.within_epoch = self._state.is_cut = self._is_cut()
+        for loader in [] if self._state.is_cut else self._loaders:
             loader.end_epoch()
         if hasattr(self.session, "fence") and not self.session.stopped:
             try:
@@ -193,6 +198,13 @@ class ProtectedFit:
             except StopIteration:
                 return
         self.session.close()
+
+    def _is_cut(self) -> bool:
+        """`max_steps` has ended an epoch in its middle; a later start may have more of them."""
+        trainer = self._trainer
+        batches = trainer.fit_loop.epoch_loop.batch_progress
+        is_over = batches.is_last_batch or batches.current.ready >= trainer.num_training_batches
+        return -1 < trainer.fit_loop.max_steps <= trainer.global_step and not is_over
 
     def fail(self) -> None:
         """Called while the exception is handled."""
@@ -207,6 +219,7 @@ class ProtectedFit:
             undo()
         self._undo.clear()
         if self._rng is not None:
+            self._state.end_cut()
             set_rng_state(self._rng)
             self._rng = None
         if self.session is not None:
