@@ -46,7 +46,8 @@ class ProtectedEngine(OverSession):
         engine.add_event_handler(Events.STARTED, self._begin)
         engine.add_event_handler(Events.GET_BATCH_STARTED, self._boundary)
         engine.add_event_handler(Events.COMPLETED, self._finish)
-        engine.add_event_handler(Events.EXCEPTION_RAISED, self._fail)
+        self._failure = Events.EXCEPTION_RAISED
+        engine.add_event_handler(self._failure, self._fail)
 
     def loader(self, loader: Any, *, name: str = "data") -> Any:
         """Return the iterable for `engine.run` in place of the loader of the training.
@@ -80,7 +81,14 @@ class ProtectedEngine(OverSession):
         self.session.close()
 
     def _fail(self, engine: Any, error: BaseException) -> None:
-        """The keeper keeps what is in memory for the next start."""
+        """The keeper keeps what is in memory for the next start.
+
+        Ignite raises an error only where nothing handles it.  A handler of the script's decides
+        whether the engine goes on; the iteration that failed is no boundary.
+        """
+        self._seen = engine.state.iteration
+        if len(engine._event_handlers[self._failure]) > 1:
+            return
         self.session.close()
         raise error
 

@@ -55,3 +55,40 @@ def test_more_epochs_are_trained(new_run: Callable[..., str]) -> None:
     trained(TestIgnite.framework, "ignite", run_dir, batch=4, accumulation=1, epochs=1)
     steps, said = trained(TestIgnite.framework, "ignite", run_dir, batch=4, accumulation=1)
     assert len(each_epoch(steps)) == 2, said
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_error_that_the_script_handles_ends_no_training(
+    new_run: Callable[..., str], is_first: bool
+) -> None:
+    """As without autockpt; the iteration that failed is no checkpoint's."""
+    import torch
+    from ignite.engine import Engine, Events
+
+    from autockpt.integrations import ignite
+
+    net = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def update(engine: Engine, batch: torch.Tensor) -> None:
+        if engine.state.iteration == 3:
+            raise RuntimeError("no such batch")
+        optimizer.zero_grad()
+        net(batch).sum().backward()
+        optimizer.step()
+
+    engine, handled = Engine(update), []
+
+    def handle(engine: Engine, error: Exception) -> None:
+        handled.append(error)
+        engine.terminate()
+
+    if is_first:
+        engine.add_event_handler(Events.EXCEPTION_RAISED, handle)
+    ckpt = ignite.attach(engine, model=net, optimizer=optimizer, run_dir=new_run())
+    if not is_first:
+        engine.add_event_handler(Events.EXCEPTION_RAISED, handle)
+    loader = torch.utils.data.DataLoader(torch.ones(6, 1))  # type: ignore[arg-type]
+    engine.run(ckpt.loader(loader), max_epochs=2)
+    assert len(handled) == 1
+    assert ckpt.step_count == 2
