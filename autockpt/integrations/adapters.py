@@ -203,15 +203,15 @@ def without_adapter(source: str) -> tuple[str, str] | None:
 
 
 def require_counters(call: str, extra: Mapping[str, Any], name: str) -> None:
-    """Raises ConfigError for a checkpoint that was imported: it has no counters of a framework.
+    """Raises ConfigError for a checkpoint without counters of a framework.
 
     `call`: of the adapter, for the message; `name`: of a part that each own checkpoint has.
     """
     if name not in extra:
         raise ConfigError(
-            f"{call}: the checkpoint to go on from was imported and has no counters of the "
-            "framework. Begin a new run, and let the framework itself resume from the directory "
-            "that the checkpoint came from"
+            f"{call}: the checkpoint to go on from has no counters of the framework. It was "
+            "imported, or made without this adapter. Begin a new run (fresh=True). One that was "
+            "imported goes on where the framework itself resumes from the directory it came from"
         )
 
 

@@ -188,7 +188,7 @@ class _Protection:
                     "that one",
                     flush=True,
                 )
-            require_counters("protect(trainer)", restored.extra, "epoch")
+            require_counters("protect(trainer)", restored.extra, "updates")
             self._load(restored.extra)
         self._protect_loader()
         if restored is not None:
@@ -459,6 +459,10 @@ class _Protection:
         for name, value in extra["state"].items():
             if name in known:
                 setattr(trainer.state, name, value)
+        best = trainer.state.best_model_checkpoint
+        if best is not None and not os.path.isdir(best):  # as Trainer's own resume
+            _say(f"the best model is gone from {best}: it is not loaded, nor kept, at the end")
+            trainer.state.best_model_checkpoint = None
         live = self._exportable()
         if len(live) != len(extra["callbacks"]):
             print(
@@ -468,7 +472,7 @@ class _Protection:
             )
             return
         for callback, saved in zip(live, extra["callbacks"], strict=True):
-            for name, value in {**saved["args"], **saved["attributes"]}.items():
+            for name, value in saved["attributes"].items():  # arguments are those of this start
                 setattr(callback, name, value)
 
     def put_back_sums(self) -> None:

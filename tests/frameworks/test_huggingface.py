@@ -271,3 +271,26 @@ def test_a_larger_number_of_steps_goes_on_within_the_epoch(new_run: Callable[...
     trained(FRAMEWORK, "huggingface", run_dir, batch=4, accumulation=1, steps=4)
     steps, said = trained(FRAMEWORK, "huggingface", run_dir, batch=4, accumulation=1, steps=12)
     assert len(each_epoch(steps)) == 2, said
+
+
+def test_a_start_keeps_its_own_arguments_and_forgets_a_model_that_is_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A patience that was raised counts; the end does not fail for the lost directory."""
+    pytest.importorskip("transformers")
+    from transformers import EarlyStoppingCallback, TrainerState
+
+    from autockpt.integrations.huggingface import _Protection
+
+    former, live = EarlyStoppingCallback(3), EarlyStoppingCallback(7)
+    former.early_stopping_patience_counter = 2
+    protection = object.__new__(_Protection)
+    protection._trainer = trainer = SimpleNamespace(
+        args=SimpleNamespace(eval_on_start=False), state=TrainerState(),
+        callback_handler=SimpleNamespace(callbacks=[live]),
+    )  # fmt: skip
+    state = {"best_metric": 0.5, "best_model_checkpoint": str(tmp_path / "gone")}
+    protection._load({"state": state, "callbacks": [former.state()]})
+    assert (live.early_stopping_patience, live.early_stopping_patience_counter) == (7, 2)
+    assert (trainer.state.best_metric, trainer.state.best_model_checkpoint) == (0.5, None)
+    assert f"the best model is gone from {tmp_path / 'gone'}" in capsys.readouterr().out
