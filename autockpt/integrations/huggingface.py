@@ -22,6 +22,7 @@ methods of the one trainer that it is given:
 import copy
 import dataclasses
 import inspect
+import json
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -226,6 +227,11 @@ class _Protection:
             self._old["_run_epoch"](**arguments)
             return
         state = self._trainer.state
+        if self._saved.get("ended"):
+            _say(
+                f"the training had ended early at step {state.global_step}: nothing is trained. "
+                "With another patience it goes on; protect(trainer, fresh=True) begins anew"
+            )
         if self._saved.get("ended") or (restored and state.global_step >= state.max_steps):
             self._trainer.control.should_training_stop = True
             return
@@ -268,8 +274,6 @@ class _Protection:
         ended = getattr(self._loader, "end_of_dataloader", False)  # of a stream without a length
         self._is_over = bool(
             ended or control.should_epoch_stop or self._updates >= self._per_epoch
-            # Behind `max_steps` a later start may have more of them, and train the epoch's rest.
-            or (control.should_training_stop and self._stepped_at < trainer.state.max_steps)
         )  # fmt: skip
         self._owed = self._is_over or bool(control.should_training_stop)
         if not self._owed:
@@ -471,7 +475,10 @@ class _Protection:
                 flush=True,
             )
             return
-        for callback, saved in zip(live, extra["callbacks"], strict=True):
+        pairs = list(zip(live, extra["callbacks"], strict=True))
+        if any(_as_stored(one.state()["args"]) != saved["args"] for one, saved in pairs):
+            self._saved = {**self._saved, "ended": False}  # that may be another patience
+        for callback, saved in pairs:
             for name, value in saved["attributes"].items():  # arguments are those of this start
                 setattr(callback, name, value)
 
@@ -521,6 +528,10 @@ def _kept_beside(trainer: Any, attached: Mapping[str, Any]) -> dict[str, Any]:
         if id(one) not in given:
             found[f"own_{name}" if name in parameters else name] = one
     return found
+
+
+def _as_stored(arguments: Mapping[str, Any]) -> Any:
+    return json.loads(json.dumps(arguments, default=repr))
 
 
 def _say(sentence: str) -> None:

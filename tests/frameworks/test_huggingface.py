@@ -290,7 +290,12 @@ def test_a_start_keeps_its_own_arguments_and_forgets_a_model_that_is_gone(
         callback_handler=SimpleNamespace(callbacks=[live]),
     )  # fmt: skip
     state = {"best_metric": 0.5, "best_model_checkpoint": str(tmp_path / "gone")}
-    protection._load({"state": state, "callbacks": [former.state()]})
+    saved = {"state": state, "callbacks": [former.state()], "ended": True}
+    protection._load(saved)
+    assert not protection._saved["ended"]  # it had stopped by another patience
     assert (live.early_stopping_patience, live.early_stopping_patience_counter) == (7, 2)
     assert (trainer.state.best_metric, trainer.state.best_model_checkpoint) == (0.5, None)
     assert f"the best model is gone from {tmp_path / 'gone'}" in capsys.readouterr().out
+    live.early_stopping_patience = 3
+    protection._load(saved)
+    assert protection._saved["ended"]
