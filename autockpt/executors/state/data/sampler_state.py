@@ -100,6 +100,8 @@ class Sizes:
     """Of the data set; None where it does not say."""
     batch: int | None = None
     """Samples of a batch; None where the sampler of batches does not say."""
+    grouped: int | None = None
+    """Samples that the sampler orders as a group, as one by length does; None: it does not say."""
 
 
 def sizes_of(loader: Any) -> Sizes:
@@ -109,7 +111,11 @@ def sizes_of(loader: Any) -> Sizes:
         samples = len(loader.dataset)
     batches = loader.batch_sampler
     batch = 1 if batches is None else getattr(batches, "batch_size", None)
-    return Sizes(samples=samples, batch=batch if type(batch) is int else None)
+    grouped = getattr(_ordering(batches), "batch_size", None)
+    return Sizes(
+        samples=samples, batch=batch if type(batch) is int else None,
+        grouped=grouped if type(grouped) is int else None,
+    )  # fmt: skip
 
 
 def recounted(index: int, old: Sizes, own: Sizes, loader: Any) -> int:
@@ -121,6 +127,12 @@ def recounted(index: int, old: Sizes, own: Sizes, loader: Any) -> int:
         return 0
     if None not in (old.samples, own.samples) and old.samples != own.samples:
         raise _other_length(old.samples, own.samples)
+    if None not in (old.grouped, own.grouped) and old.grouped != own.grouped:
+        raise ConfigError(
+            f"data: the sampler of this epoch made groups of {old.grouped} samples, and this "
+            f"loader's makes groups of {own.grouped}, in another order. Go on with the batch size "
+            "and the accumulation of the checkpoint"
+        )
     if old.batch is None or own.batch is None or old.batch == own.batch:
         return index
     batches, over = divmod(index * old.batch, own.batch)
@@ -138,10 +150,16 @@ def _is_order_of_samples(loader: Any) -> bool:
     batches = loader.batch_sampler
     if is_streamed(loader):
         return not loader.num_workers  # each worker makes batches of its own
+    sampler = _ordering(batches)
+    return sampler is not None and not hasattr(sampler, "batch_size")
+
+
+def _ordering(batches: Any) -> Any:
+    """The sampler of samples inside; None where a sampler of batches is not torch's."""
     if type(batches).__name__ == "BatchSamplerShard":  # Accelerate's deals out batches of another
         batches = batches.batch_sampler
     named = isinstance(batches, BatchSampler) and type(batches).__name__ == "BatchSampler"
-    return named and not hasattr(batches.sampler, "batch_size")
+    return batches.sampler if named else None
 
 
 def place_of(loader: Any) -> Place | None:

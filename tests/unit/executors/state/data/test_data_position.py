@@ -750,6 +750,18 @@ def test_another_batch_size_is_refused_where_samples_would_be_lost(
         other.load(position.state())
 
 
+def test_another_group_of_a_sampler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its order is another one, though batches have the same size."""
+    position = DataPosition(DataLoader(DATA, 2, sampler=ByLength()))
+    whole = position.state()
+    next(position.batches())
+    monkeypatch.setattr(ByLength, "batch_size", 8)
+    other = DataPosition(DataLoader(DATA, 2, sampler=ByLength()))
+    other.load(whole)
+    with pytest.raises(ConfigError, match=r"groups of 4 samples, .* makes groups of 8"):
+        other.load(position.state())
+
+
 def test_another_data_set_is_refused_where_the_sampler_is_the_scripts() -> None:
     """Its order would be another one."""
     position = DataPosition(DataLoader(DATA, 4, sampler=Counting()))
