@@ -45,11 +45,12 @@ def train(attach: Callable[..., Any], run_dir: str, make: Callable[[], Any], sto
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     state, put = make()
     ckpt = attach(model=model, optimizer=optimizer, state=state, run_dir=run_dir)
-    began = dict(state.state_dict())
+    began, first = dict(state.state_dict()), ckpt.step_count
     for step in ckpt.steps(TOTAL):
         model(torch.ones(1, 1)).sum().backward()
         optimizer.step()
-        assert step == 0 or ckpt._client.wait_until(lambda: bool(ckpt._client.slots), 60)
+        # A new keeper has none before the first iteration.
+        assert step == first or ckpt._client.wait_until(lambda: bool(ckpt._client.slots), 60)
         if step >= 3:
             put(pathlib.Path("best.pt") if stop < TOTAL else "best.pt")
         if step + 1 == stop < TOTAL:
@@ -75,7 +76,7 @@ def test_a_value_that_becomes_a_path_is_left_out_alone(
     train(attach, run_dir, make, LEFT)
     said = capsys.readouterr().err
     assert said.count("checkpoints lack state.best_path") >= 2  # a reminder without a pause
-    assert "a pathlib.PosixPath cannot be saved" in said
+    assert "PosixPath cannot be saved" in said
     assert "state.best_path" in lacking(RunDirectory(run_dir).events())
     began, restored = train(attach, run_dir, make, TOTAL)
     assert restored is not None
@@ -91,7 +92,7 @@ def test_a_value_that_cannot_be_saved_at_first_is_refused() -> None:
     """There it costs nothing to correct it."""
     state = autockpt.TrainState(path=pathlib.Path("best.pt"))
     live = LiveState({}, {}, {"state": state})
-    with pytest.raises(ConfigError, match=r"state\.path: a pathlib\.PosixPath cannot be saved"):
+    with pytest.raises(ConfigError, match=r"state\.path: a pathlib\..*PosixPath cannot be saved"):
         live.dry_encode()
 
 

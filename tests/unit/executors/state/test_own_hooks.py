@@ -60,7 +60,7 @@ def test_a_copy_is_as_if_nobody_had_attached(made: Any) -> None:
     assert watched.calls == ["before", "after", "load"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_module_with_our_hooks_can_be_scripted() -> None:
     """torch compiles the hooks of a module with it."""
     watched = Watched()
