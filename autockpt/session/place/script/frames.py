@@ -6,8 +6,10 @@ becomes of it.  Where there is no source, a count that is read may be used for a
 
 import ast
 import contextlib
+import functools
 import linecache
 import os
+import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +33,20 @@ CONVERTS = frozenset(("str", "repr", "int", "float", "round", "format", "dict"))
 def is_script_file(file: str) -> bool:
     """No file of Python, of an installed package, or of ours."""
     path = os.path.abspath(file)
-    return not path.startswith(_OURS) and not any(part in path for part in _FOREIGN)
+    if path.startswith(_OURS) or any(part in path for part in _FOREIGN):
+        return False
+    # sys.path[0] is the script's own folder.
+    around = [root for root in sys.path[1:] if root and path.startswith(os.path.join(root, ""))]
+    root = max(around, key=len, default="")
+    return not root or root == sys.path[0] or not _has_packages(root)
+
+
+@functools.lru_cache(maxsize=64)
+def _has_packages(folder: str) -> bool:
+    """pip has installed into it, as `pip install --target` does."""
+    with contextlib.suppress(OSError):
+        return any(name.endswith(".dist-info") for name in os.listdir(folder))
+    return False
 
 
 def script_frames(frame: types.FrameType | None) -> Iterator[types.FrameType]:

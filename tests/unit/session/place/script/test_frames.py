@@ -1,5 +1,6 @@
 """Whose code runs: the user's, ours, or a library's."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,3 +25,19 @@ def test_a_file_beside_the_package_is_the_users(tmp_path: Path) -> None:
     """As an example is, and a script anywhere else."""
     assert is_script_file(str(PACKAGE.parent / "examples" / "train.py"))
     assert is_script_file(str(tmp_path / "train.py"))
+
+
+@pytest.mark.parametrize("first", ["script", "libraries"])
+def test_packages_of_another_folder_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """`pip install --target` fills it, and PYTHONPATH names it.  The script's own folder, or one
+    of modules without packages, is the script's."""
+    for name in ("script", "libraries/torchmetrics-1.0.dist-info", "modules/utils.egg-info"):
+        (tmp_path / name).mkdir(parents=True)
+    folders = {name: str(tmp_path / name) for name in ("script", "libraries", "modules")}
+    monkeypatch.setattr(sys, "path", [folders[first], *folders.values()])
+    is_library = first == "script"
+    assert is_script_file(f"{folders['libraries']}/torchmetrics/metric.py") != is_library
+    assert is_script_file(f"{folders['script']}/train.py")
+    assert is_script_file(f"{folders['modules']}/utils/loops.py")
