@@ -64,9 +64,10 @@ def test_an_event_keeps_its_kind(kind: type) -> None:
     check()
 
 
-def test_an_unknown_event_lists_the_known_ones() -> None:
-    """A newer telemetry file says what this version can read."""
-    with pytest.raises(ConfigError, match=r"line 3: unknown event 'Exploded'; known: RunStarted"):
+def test_an_unknown_event_is_of_another_version() -> None:
+    """Of a newer one, say: its telemetry file is read with that."""
+    another = r"line 3: unknown event 'Exploded': another version of autockpt wrote it"
+    with pytest.raises(ConfigError, match=another):
         event_from_data({"event": "Exploded"}, where="line 3")
     with pytest.raises(ConfigError, match=r"line 4: unknown event \[\]"):
         event_from_data({"event": []}, where="line 4")
