@@ -16,7 +16,7 @@ import click
 from autockpt.cli.shared import options
 from autockpt.console import Console, no_output, save_traceback
 from autockpt.launch.elastic.signals import Interrupted
-from autockpt.values.errors import AutockptError, OptionError, StorageError
+from autockpt.values.errors import AutockptError, ConfigError, OptionError, StorageError
 from autockpt.values.exit_codes import EXIT_CODES
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -218,8 +218,8 @@ def run(argv: Sequence[str]) -> int | Callable[[], int]:
         console.say("interrupted", verbosity=-1)
         return 128 + interrupted.number
     except OSError as error:
-        # The reader (head, less) has gone; or a help text has no place.  Commands print by the
-        # console.
+        if not _is_of_output(error):
+            return _bug(error, console)
         return _unprinted(error, 0, console)
 
 
@@ -229,14 +229,49 @@ def _invoke(context: click.Context, console: Console) -> Any:
     except AutockptError as error:
         kind = "usage" if isinstance(error, OptionError) else type(error).__name__
         return console.fail(error, exit_code=error.exit_code, kind=kind)
-    except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+    except (click.ClickException, click.exceptions.Exit, click.Abort):
         raise
     except Exception as error:
-        path = save_traceback(error)
-        told = f"{type(error).__name__}: {error}\n  a bug of autockpt; its traceback: {path}"
-        if console.debug:
+        if isinstance(error, OSError) and _is_of_output(error):
             raise
-        return console.fail(RuntimeError(told), exit_code=1, kind="internal")
+        return _bug(error, console)
+
+
+def _bug(error: Exception, console: Console) -> int:
+    """Say that an error is our own, and keep its traceback; the exit code."""
+    if isinstance(error, FileNotFoundError) and _is_nowhere():
+        told = ConfigError(
+            "PWD: the working directory was removed; change to one that exists: cd DIR"
+        )
+        told.__traceback__ = error.__traceback__
+        return console.fail(told, exit_code=told.exit_code, kind=type(told).__name__)
+    if console.debug:
+        raise error
+    path = save_traceback(error)
+    text = f"{type(error).__name__}: {error}\n  a bug of autockpt; its traceback: {path}"
+    return console.fail(RuntimeError(text), exit_code=1, kind="internal")
+
+
+def _is_of_output(error: OSError) -> bool:
+    """Whether the reader (head, less) has gone, or a help text has no place.
+
+    Commands print by the console, which has errors of its own.
+    """
+    if isinstance(error, BrokenPipeError):
+        return True
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    return innermost is not None and innermost.tb_frame.f_code is click.echo.__code__
+
+
+def _is_nowhere() -> bool:
+    """Whether the working directory was removed."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _printed(code: int, console: Console, *, trains: bool = False) -> int:

@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -69,13 +69,15 @@ class Console:
         """Print a part of the result; nothing in JSON mode."""
         if not self.json:
             progress.erase()
-            self._print(text)
+            with _output():
+                print(text, file=self._out)
 
     def object(self, command: str, data: Mapping[str, Any]) -> None:
         """Print the whole result in JSON mode; nothing otherwise."""
         if self.json:
             body = {"schema_version": SCHEMA_VERSION, "command": command, **data}
-            self._print(json.dumps(body, indent=2, allow_nan=False, default=str))
+            with _output():
+                print(json.dumps(body, indent=2, allow_nan=False, default=str), file=self._out)
 
     def table(self, headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Print a table as a part of the result, numbers to the right."""
@@ -107,12 +109,8 @@ class Console:
 
         progress.erase()
         console = rich.console.Console(file=out, highlight=False, soft_wrap=True)
-        try:
+        with _output():
             console.print(text, style=style, markup=False)
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise no_output(error) from None
 
     def fail(self, error: BaseException, *, exit_code: int, kind: str) -> int:
         """Print an error as text or as an object; returns the exit code."""
@@ -127,18 +125,20 @@ class Console:
         _tell(str(error) if has_place else f"autockpt: error: {error}")
         return exit_code
 
-    def _print(self, text: str) -> None:
-        """Raises StorageError where the file behind stdout takes no more."""
-        try:
-            print(text, file=self._out)
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise no_output(error) from None
-
     @property
     def _out(self) -> TextIO:
         return self.out or sys.stdout
+
+
+@contextlib.contextmanager
+def _output() -> Iterator[None]:
+    """Raises StorageError where the file behind stdout takes no more."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise no_output(error) from None
 
 
 def no_output(error: OSError) -> StorageError:

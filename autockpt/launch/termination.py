@@ -61,6 +61,8 @@ class TerminationWatch:
         self._launcher, self._launcher_ended = launcher, launcher_ended
         self.requested = 0
         """Number of the signal that asked us to leave, 0 before."""
+        self.has_interrupted = False
+        """The training thread has met such a signal, perhaps before our thread has."""
         self._heard_s = 0.0
         self._formers: dict[int, Any] = {}
         """The former handlers of signals, by number."""
@@ -113,6 +115,7 @@ class TerminationWatch:
         return self._raised.wait(patience_s)
 
     def _handle(self, number: int, frame: Any) -> None:
+        self.has_interrupted = True
         if self._closed and number in self._formers:
             # A framework that keeps handlers, as Lightning does, has put this one back since.
             former = self._formers[number]

@@ -108,7 +108,7 @@ class Session:
             self._begin()
         except BaseException:
             closing.close_failed()
-            stopper.watch.close()
+            stopper.close()
             raise
 
     # ------------------------------------------------------------------ the loop
@@ -485,7 +485,7 @@ class Session:
         with contextlib.suppress(OSError):
             answer_with_stacks(job.run_directory, job.rank)
         late_threads.reserve()
-        self._stopper.watch.start()
+        self._stopper.start()
         self._closing.begin()
         is_placed = self._place.is_placed or self._place.has_place()  # else it asks first
         if is_placed and not is_loop_ahead(self, sys._getframe(1), NAMED_LOOPS, in_attach=True):

@@ -1,7 +1,7 @@
 """Threads that begin at the end of the process, too.
 
 Python 3.12 starts no thread behind the script's last line, and our last checkpoint is made there.
-So two threads wait from the beginning for work of that time.
+So a few threads wait from the beginning for work of that time.
 """
 
 import contextlib
@@ -10,8 +10,9 @@ import sys
 import threading
 from collections.abc import Callable
 
-SPARE = 2
-"""A look at the disk, and an answer to a signal that comes meanwhile."""
+SPARE = 4
+"""A look at the disk, an answer to a signal that comes meanwhile, and a watch of the output.  A
+look that hangs keeps its thread."""
 is_needed = sys.version_info >= (3, 12)
 
 _work: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()

@@ -105,8 +105,8 @@ class Announced:
             self._kill()
 
 
-def kill_groups(pids: Iterable[int]) -> None:
-    """End the processes, and all processes that they have started, at once."""
+def signal_groups(pids: Iterable[int], number: int) -> None:
+    """Signal the processes, and all processes that they have started."""
     for pid in pids:
         with contextlib.suppress(OSError):
-            os.killpg(pid, signal.SIGKILL)
+            os.killpg(pid, number)

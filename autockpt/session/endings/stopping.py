@@ -24,6 +24,7 @@ from autockpt.session.base import RankState
 from autockpt.session.endings import lost_output
 from autockpt.session.endings.closing import Closing
 from autockpt.session.endings.last_checkpoint import LastCheckpoint
+from autockpt.session.endings.loader_workers import LoaderWorkers
 from autockpt.session.job import ATTACHES, Job
 from autockpt.session.saving import Saver
 from autockpt.session.tuning.plan_switch import PlanSwitch
@@ -77,6 +78,7 @@ class Stopper:
             self._on_signal, self._on_second_signal, launcher=launcher,
             launcher_ended=self._on_launcher_ended,
         )  # fmt: skip
+        self._workers = LoaderWorkers(lambda: self.watch.has_interrupted)
         self._announced: Announcement | None = None
         self._announcing = threading.Lock()
         self._at_last = threading.Event()
@@ -88,6 +90,16 @@ class Stopper:
         self.has_stopped = False
         """The training has ended before its last step, because that was asked for."""
 
+    def start(self) -> None:
+        """The session is in force, and hears of its end."""
+        self.watch.start()
+        self._workers.start()
+
+    def close(self) -> None:
+        """What ends the process is no concern of ours any more."""
+        self.watch.close()
+        self._workers.close()
+
     def note_last(self) -> None:
         """The training thread makes the last checkpoint, or has made it."""
         self._at_last.set()
@@ -96,7 +108,7 @@ class Stopper:
         """The session has ended."""
         self._gone.set()
         if self._announced is None:
-            self.watch.close()
+            self.close()
 
     def request_stop(self, reason: str = "the script asked for a stop") -> None:
         """As `Session.request_stop`; callable from any thread."""

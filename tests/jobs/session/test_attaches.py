@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,19 @@ def test_a_run_that_this_process_attaches_again_is_another_round_of_it(
     assert rounds == sorted(set(rounds))
 
 
+def train(steps: int, **arguments: Any) -> int:
+    """Train to this step; the step at which it began."""
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    ckpt = autockpt.attach(model=model, optimizer=optimizer, **arguments)
+    start = int(ckpt.step_count)
+    for _ in ckpt.steps(steps):
+        optimizer.zero_grad()
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+    return start
+
+
 @pytest.mark.usefixtures("attach")
 def test_each_fresh_attach_to_one_run_begins_anew(
     new_run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
@@ -185,19 +199,8 @@ def test_each_fresh_attach_to_one_run_begins_anew(
     run.write_job(former)
     monkeypatch.setenv("AUTOCKPT_SAME_JOB", "1")
     monkeypatch.setenv("AUTOCKPT_LAUNCH_ID", "launch")
-
-    def train(steps: int, **arguments: Any) -> int:
-        model = torch.nn.Linear(1, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        ckpt = autockpt.attach(model=model, optimizer=optimizer, run_dir=run_dir, **arguments)
-        start = int(ckpt.step_count)
-        for _ in ckpt.steps(steps):
-            optimizer.zero_grad()
-            model(torch.ones(1, 1)).sum().backward()
-            optimizer.step()
-        return start
-
-    assert [train(3, fresh=True), train(2, fresh=True), train(4)] == [0, 0, 2]
+    started = partial(train, run_dir=run_dir)
+    assert [started(3, fresh=True), started(2, fresh=True), started(4)] == [0, 0, 2]
     assert run.read_job() not in (None, former)
     starts = [event for event in run.events() if isinstance(event, RunStarted)]
     assert [event.discards for event in starts] == [True, True, False]
@@ -212,22 +215,14 @@ def test_a_rollback_leaves_iterations_that_no_figure_counts(
     run = RunDirectory(run_dir)
     monkeypatch.setenv("AUTOCKPT_RUN_DIR", run_dir)
 
-    def train(launch: str, steps: int, **arguments: Any) -> int:
-        monkeypatch.setenv("AUTOCKPT_LAUNCH_ID", launch)
-        model = torch.nn.Linear(1, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        ckpt = autockpt.attach(model=model, optimizer=optimizer, **arguments)
-        start = int(ckpt.step_count)
-        for _ in ckpt.steps(steps):
-            optimizer.zero_grad()
-            model(torch.ones(1, 1)).sum().backward()
-            optimizer.step()
-        return start
+    def launched(name: str, steps: int, **arguments: Any) -> int:
+        monkeypatch.setenv("AUTOCKPT_LAUNCH_ID", name)
+        return train(steps, **arguments)
 
-    assert (train("one", 2), train("on", 5)) == (0, 2)
+    assert (launched("one", 2), launched("on", 5)) == (0, 2)
     (second,) = Path(run.checkpoints()).glob("ckpt-*-00000002")
     monkeypatch.setenv("AUTOCKPT_RESUME_FROM", second.name)
-    assert train("two", 4) == 2
+    assert launched("two", 4) == 2
     starts = [event for event in run.events() if isinstance(event, RunStarted)]
     assert [event.discards for event in starts] == [False, False, True]
     rolled_back = build(run_data(run))
@@ -237,7 +232,7 @@ def test_a_rollback_leaves_iterations_that_no_figure_counts(
     assert rolled_back.accounting.left_s > 0.0
     assert "were left with --resume-from, and are not counted" in rolled_back.verdict.cost
     monkeypatch.delenv("AUTOCKPT_RESUME_FROM")
-    assert train("three", 3, fresh=True) == 0
+    assert launched("three", 3, fresh=True) == 0
     anew = build(run_data(run))
     assert anew.accounting is not None
     assert (anew.accounting.steps, anew.accounting.left_s) == (2, 0.0)

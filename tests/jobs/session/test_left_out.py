@@ -1,6 +1,7 @@
 """A value that cannot be saved any more costs no checkpoint of all else, and nobody is deceived."""
 
 import pathlib
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -76,7 +77,7 @@ def test_a_value_that_becomes_a_path_is_left_out_alone(
     train(attach, run_dir, make, LEFT)
     said = capsys.readouterr().err
     assert said.count("checkpoints lack state.best_path") >= 2  # a reminder without a pause
-    assert "PosixPath cannot be saved" in said
+    assert re.search(r"a pathlib(\._local)?\.PosixPath cannot be saved", said)
     assert "state.best_path" in lacking(RunDirectory(run_dir).events())
     began, restored = train(attach, run_dir, make, TOTAL)
     assert restored is not None
@@ -92,7 +93,7 @@ def test_a_value_that_cannot_be_saved_at_first_is_refused() -> None:
     """There it costs nothing to correct it."""
     state = autockpt.TrainState(path=pathlib.Path("best.pt"))
     live = LiveState({}, {}, {"state": state})
-    with pytest.raises(ConfigError, match=r"state\.path: a pathlib\..*PosixPath cannot be saved"):
+    with pytest.raises(ConfigError, match=r"state\.path: a pathlib(\._local)?\.PosixPath cannot"):
         live.dry_encode()
 
 

@@ -254,6 +254,8 @@ def test_an_option_behind_the_script_is_named(here: Path) -> None:
         ("policy schema", 74, "the result cannot be written to stdout: No space left"),
         ("policy schema --json", 74, "the result cannot be written to stdout: No space left"),
         ("--help", 74, "the result cannot be written to stdout: No space left"),
+        ("ls --help", 74, "the result cannot be written to stdout: No space left"),
+        ("policy init --help", 74, "the result cannot be written to stdout: No space left"),
         ("ls --json nowhere", 78, "nowhere: no such directory"),
         ("ls --json --nonsense", 2, "No such option"),
     ],
@@ -270,3 +272,37 @@ def test_a_full_disk_behind_stdout_is_no_bug(line: str, code: int, told: str, bu
     assert told in done.stderr
     assert "Traceback" not in done.stderr
     assert "bug" not in done.stderr
+
+
+@pytest.mark.parametrize("line", ["ls .", "ls --debug .", "run t.py", "run -m t", "doctor"])
+def test_a_working_directory_that_was_removed_is_named(here: Path, line: str) -> None:
+    """Any path in it has the same fault, whatever the command does with it first."""
+    gone = here / "gone"
+    gone.mkdir()
+    words = [sys.executable, "-m", "autockpt", *line.split()]
+    done = subprocess.run(
+        ["sh", "-c", 'rmdir "$0"; exec "$@"', gone, *words], cwd=gone,
+        capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    )  # fmt: skip
+    assert done.returncode == 78, done.stderr
+    assert "PWD: the working directory was removed; change to one that exists" in done.stderr
+    assert "bug" not in done.stderr
+    assert ("Traceback" in done.stderr) == ("--debug" in line)
+
+
+def test_an_error_of_another_file_is_not_one_of_stdout(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --debug too, where it goes on to the caller."""
+    from autockpt.integrations import places
+
+    def broken(path: str, **named: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(places, "find_place", broken)
+    monkeypatch.setattr("tempfile.tempdir", str(here))
+    assert run(["ls", "."]) == 1
+    with pytest.raises(OSError, match="No space"):
+        run(["ls", "--debug", "."])
+    assert "stdout" not in capsys.readouterr().err

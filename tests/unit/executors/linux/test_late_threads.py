@@ -52,8 +52,4 @@ def test_none_is_reserved_where_none_is_needed(monkeypatch: pytest.MonkeyPatch) 
     late_threads.reserve()
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(RuntimeError, match="interpreter shutdown"):
-        late_threads.start(refuse_nothing, "work")
-
-
-def refuse_nothing() -> None:
-    """Work."""
+        late_threads.start(list, "work")
