@@ -5,6 +5,7 @@ import os
 import signal
 
 _PR_SET_PDEATHSIG = 1
+_PR_GET_PDEATHSIG = 2
 
 
 def end_with(parent: int, number: int = signal.SIGTERM) -> None:
@@ -16,6 +17,13 @@ def end_with(parent: int, number: int = signal.SIGTERM) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != parent and not is_alive(parent):
         os.kill(os.getpid(), number)
+
+
+def number_at_parents_end() -> int:
+    """The signal that the kernel sends when the parent of this thread dies; 0: none."""
+    number = ctypes.c_int()
+    ctypes.CDLL(None).prctl(_PR_GET_PDEATHSIG, ctypes.byref(number), 0, 0, 0)
+    return number.value
 
 
 def is_alive(pid: int) -> bool:

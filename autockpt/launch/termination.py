@@ -5,6 +5,9 @@ signal's number to a socket from C, and a thread of ours reads it within a milli
 thread sees the launcher's process end.  A signal for which the script, or a library, has a handler
 of its own is theirs alone.
 
+Processes of `torch.multiprocessing.spawn` get SIGINT when their parent ends, which the same signal
+to all of them may have ended.  That one asks for an end as well, but is no second demand.
+
 The number does not say which process was meant, and a forked child inherits socket and handlers.
 The child gives both up before a signal can reach it.
 """
@@ -26,6 +29,8 @@ from autockpt.launch import owner
 WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 SAME_S = 1.0
 """The same signal again within this time is the same announcement: `timeout` sends two."""
+DYING_S = 0.2
+"""A parent that dies is gone by then."""
 LOOK_S = 1.0
 """How often the launcher is looked at where the system cannot tell of its end."""
 
@@ -63,7 +68,11 @@ class TerminationWatch:
         """Number of the signal that asked us to leave, 0 before."""
         self.has_interrupted = False
         """The training thread has met such a signal, perhaps before our thread has."""
-        self._heard_s = 0.0
+        self._heard: tuple[int, float] | None = None
+        """The first signal that a person or a scheduler has sent, and when."""
+        self._parent, self._of_parents_end = os.getppid(), 0
+        """The parent, and the signal that the kernel sends at its end; 0: none."""
+        self._parent_ended_s: float | None = None
         self._formers: dict[int, Any] = {}
         """The former handlers of signals, by number."""
         self._handler = self._handle
@@ -85,6 +94,7 @@ class TerminationWatch:
         self._writer = new_files.socket_clear_of_scripts(writer)
         self._writer.setblocking(False)
         if free:
+            self._of_parents_end = owner.number_at_parents_end()
             descriptor = self._writer.fileno()
             self._former_fd = signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
             self._formers = {number: signal.signal(number, self._handler) for number in free}
@@ -168,9 +178,25 @@ class TerminationWatch:
                 self.requested = number
                 with contextlib.suppress(Exception):
                     self._first(number)
-                self._heard_s = time.monotonic()
-            elif number != self.requested or time.monotonic() - self._heard_s > SAME_S:
+            if self._is_of_parents_end(number):
+                continue
+            if self._heard is None:
+                self._heard = number, time.monotonic()
+            elif number != self._heard[0] or time.monotonic() - self._heard[1] > SAME_S:
                 self._again(number)
+
+    def _is_of_parents_end(self, number: int) -> bool:
+        """Whether the kernel has sent it: for the parent's main thread, and for its others."""
+        if number != self._of_parents_end:
+            return False
+        by_s = time.monotonic() + DYING_S
+        while self._parent_ended_s is None and time.monotonic() < by_s:
+            if self._parent != os.getppid() or not owner.is_alive(self._parent):
+                self._parent_ended_s = time.monotonic()
+            else:
+                time.sleep(DYING_S / 20)
+        ended_s = self._parent_ended_s
+        return ended_s is not None and time.monotonic() - ended_s < SAME_S
 
     # ------------------------------------------------------------------ forks, and who was before
 

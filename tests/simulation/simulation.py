@@ -276,12 +276,13 @@ class Simulation(Faults):
         return busy
 
     def check_refusal(self) -> None:
-        """Refusing is right only if nothing can be restored."""
+        """Refusing is right only if nothing can be restored; weights alone cannot."""
         limits = self.oracle.eligible(self.disk.term + 1)
         for generation, commit in self.disk.commits.items():
             files = self.files_of(commit.entry.records)
             whole = all(f is not None and not f.corrupt for f in files)
             good = generation not in self.oracle.nan and not commit.entry.corrupt
+            good = good and not commit.entry.weights_only
             if whole and good and self.oracle.on(generation, limits):
                 self.oracle.fail(f"liveness: restore refused although {generation} is on disk")
 

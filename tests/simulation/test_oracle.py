@@ -197,3 +197,8 @@ def test_an_attempt_belongs_to_trainers_that_went_on() -> None:
 def test_an_attempt_of_a_start_that_was_given_up_is_free(seed: int) -> None:
     """Restores were ordered, and no trainer went on: nothing has that name."""
     assert not run_seed(seed)
+
+
+def test_weights_alone_are_nothing_to_restore() -> None:
+    """All newer checkpoints were damaged: the refusal is right."""
+    assert not run_seed(495718)

@@ -26,7 +26,7 @@ from autockpt.launch.elastic.rank_output import OutputFiles
 from autockpt.launch.elastic.rendezvous.node_numbers import Seated, hosts_rendezvous
 from autockpt.launch.elastic.rendezvous.rank_store import RankStores
 from autockpt.launch.elastic.request import Ending, Launch, Limit
-from autockpt.launch.elastic.signals import Announced, install, signal_groups, signals_wait
+from autockpt.launch.elastic.signals import Announced, install, kill_groups, signals_wait
 from autockpt.launch.in_process.survivors import ALONE_S, ELSEWHERE_S, Survivors
 from autockpt.launch.rank_env import allocation_left_s
 from autockpt.launch.standby.pool import StandbyPool
@@ -392,23 +392,6 @@ def _closing_within(timeout_s: float, close: Callable[..., None]) -> Callable[..
     return lambda death_sig=None, timeout=0: close(death_sig, timeout_s)
 
 
-def _tell_rank_alone(handler: Any) -> None:
-    """Send signals to the rank's process and not to its group, except for SIGKILL.
-
-    The loader's workers would end.  The last checkpoint may need another batch: that of a boundary
-    behind accumulated gradients, or behind an evaluation.
-    """
-    close_group = handler.close
-
-    def close(death_sig: signal.Signals | None = None) -> None:
-        if death_sig is None or death_sig == signal.SIGKILL:
-            close_group(death_sig)
-        else:
-            handler.proc.send_signal(death_sig)
-
-    handler.close = close
-
-
 @contextlib.contextmanager
 def agent_class(api: Any, watch: Watch) -> Iterator[None]:
     """Let `elastic_launch` use an agent that asks `watch` before it restarts.
@@ -484,16 +467,11 @@ def agent_class(api: Any, watch: Watch) -> Iterator[None]:
 
         def _shutdown(self, death_sig: Any = signal.SIGTERM, **more: Any) -> None:
             ranks = self._pcontext
-            told: list[int] = []
             if isinstance(sys.exc_info()[1], api.SignalException) and ranks is not None:
                 # Here, as torch 2.11 hands no time on.
                 ranks.close = _closing_within(watch.interrupted(int(death_sig)), ranks.close)
-                for handler in getattr(ranks, "subprocess_handlers", {}).values():
-                    _tell_rank_alone(handler)
-                told = list(ranks.pids().values())
                 watch.survivors.signal(int(death_sig))
             super()._shutdown(death_sig, **more)
-            signal_groups(told, int(death_sig))  # processes that the ranks have left behind
 
         def _heed(self) -> None:
             """In place of torchelastic's handlers, which raise at every signal."""
@@ -504,8 +482,7 @@ def agent_class(api: Any, watch: Watch) -> Iterator[None]:
 
             def kill() -> None:
                 watch.hurried()
-                pids = [*self._pcontext.pids().values(), *watch.survivors.pids]
-                signal_groups(pids, signal.SIGKILL)
+                kill_groups([*self._pcontext.pids().values(), *watch.survivors.pids])
 
             install(Announced(raised, kill).handle)
 

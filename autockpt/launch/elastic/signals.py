@@ -105,8 +105,8 @@ class Announced:
             self._kill()
 
 
-def signal_groups(pids: Iterable[int], number: int) -> None:
-    """Signal the processes, and all processes that they have started."""
+def kill_groups(pids: Iterable[int]) -> None:
+    """End the processes, and all processes that they have started, at once."""
     for pid in pids:
         with contextlib.suppress(OSError):
-            os.killpg(pid, number)
+            os.killpg(pid, signal.SIGKILL)

@@ -64,9 +64,39 @@ if __name__ == "__main__":
             deadline = time.monotonic() + 0.5
             while time.monotonic() < deadline:
                 pass  # an iteration of Python code, in which torch may raise
-        if child.poll() is not None:
-            write("alone", [number])
         ckpt.step()
+"""
+
+SPAWNED = """
+import os, socket, time
+
+import torch
+
+import autockpt
+
+
+def train(rank, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    ckpt = autockpt.attach(model=model, optimizer=optimizer, run_dir="r")
+    for step in ckpt.steps(1_000_000):
+        optimizer.zero_grad()
+        model(torch.ones(4)).sum().backward()
+        optimizer.step()
+        if step == 24 and rank == 0:
+            with open("new", "w") as file:
+                file.write(f"{os.getppid()} {os.getpid()}")
+            os.rename("new", "pids")
+        for _ in range(50 if step >= 24 else 2):
+            time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    torch.multiprocessing.spawn(train, (port,), nprocs=2)
 """
 
 RUN = ["-m", "autockpt", "run", "--no-profile", "--run-dir", "r"]
@@ -80,16 +110,16 @@ LAUNCHERS = {
 
 @contextmanager
 def training(
-    launcher: str, cwd: Path, *, accumulated: int = 20, method: str = "fork"
+    launcher: str, cwd: Path, *arguments: str, script: str = SCRIPT
 ) -> Iterator[tuple["subprocess.Popen[bytes]", list[int]]]:
-    """The launcher's process, and those of the rank, its workers and its child.
+    """The launcher's process, and other processes of the job.
 
-    The rank is within an iteration for another half second.
+    Ranks are within an iteration for another half second.
     """
-    (cwd / "job.py").write_text(SCRIPT)
+    (cwd / "job.py").write_text(script)
     if launcher != "run":
         trainings.prepare(str(cwd / "r"), trainings.plan(memory=RARE, disk=RARE))
-    words = [*LAUNCHERS[launcher], "job.py", str(accumulated), method]
+    words = [*LAUNCHERS[launcher], "job.py", *arguments]
     with open(cwd / "said", "wb") as said:
         job = subprocess.Popen(
             [sys.executable, *words], cwd=cwd, env=environment(AUTOCKPT_NO_PROFILE="1"),
@@ -132,11 +162,8 @@ def require_gone(pids: list[int]) -> None:
 def test_the_last_checkpoint_may_need_the_loaders_workers(
     tmp_path: Path, launcher: str, number: signal.Signals, method: str
 ) -> None:
-    """It is that of the coming boundary, behind the window.
-
-    `autockpt run` tells a child of the rank behind the rank.
-    """
-    with training(launcher, tmp_path, method=method) as (job, pids):
+    """It is that of the coming boundary, behind the window."""
+    with training(launcher, tmp_path, "20", method) as (job, pids):
         if launcher == "python":
             os.killpg(job.pid, number)
         else:
@@ -146,13 +173,12 @@ def test_the_last_checkpoint_may_need_the_loaders_workers(
     said = (tmp_path / "said").read_text()
     assert durable_step(str(tmp_path / "r")) >= 40, said
     assert code == (1 if launcher == "torchrun" else 128 + number), said
-    assert (tmp_path / "alone").exists() == (launcher != "run")
 
 
 @pytest.mark.parametrize("launcher", ["python", "run"])
 def test_workers_that_were_told_too_end_no_iteration(tmp_path: Path, launcher: str) -> None:
     """`pkill -f job.py`: the iteration that is under way ends with its checkpoint."""
-    with training(launcher, tmp_path, accumulated=1) as (job, pids):
+    with training(launcher, tmp_path, "1", "fork") as (job, pids):
         for pid in sorted({job.pid, *pids}):
             os.kill(pid, signal.SIGTERM)
         code = job.wait(PATIENCE_S)
@@ -164,7 +190,32 @@ def test_workers_that_were_told_too_end_no_iteration(tmp_path: Path, launcher: s
 
 def test_workers_whose_trainer_was_killed_end(tmp_path: Path) -> None:
     """A SIGKILL of the trainer's group reaches them no more."""
-    with training("python", tmp_path) as (job, pids):
+    with training("python", tmp_path, "20", "fork") as (job, pids):
         assert [os.getpgid(pid) == job.pid for pid in pids] == [True, False, False, True]
         os.killpg(job.pid, signal.SIGKILL)
         require_gone(pids)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "number", "to"),
+    [
+        ("python", signal.SIGTERM, "all"),
+        ("python", signal.SIGTERM, "parent"),
+        ("run", signal.SIGTERM, "parent"),
+        ("run", signal.SIGINT, "parent"),
+    ],
+)
+def test_the_end_of_their_parent_hurries_no_spawned_ranks(
+    tmp_path: Path, launcher: str, number: signal.Signals, to: str
+) -> None:
+    """torch has the kernel send them SIGINT then, which is no second demand to end at once."""
+    with training(launcher, tmp_path, script=SPAWNED) as (job, pids):
+        if to == "all":
+            os.killpg(job.pid, number)
+        else:
+            job.send_signal(number)
+        job.wait(PATIENCE_S)
+        require_gone(pids)
+    said = (tmp_path / "said").read_text()
+    assert durable_step(str(tmp_path / "r")) >= 25, said
+    assert "ends at once" not in said.replace("a second signal ends it at once", "")

@@ -128,7 +128,7 @@ def test_a_second_signal_is_told_apart_from_one_that_was_sent_twice(
     source = f"""
 ENDS = False
 os.kill(os.getpid(), signal.SIGTERM)
-while not watch._heard_s: time.sleep(0.001)
+while watch._heard is None: time.sleep(0.001)
 time.sleep({pause_s})
 os.kill(os.getpid(), signal.{second})
 time.sleep(2)

@@ -164,8 +164,7 @@ def test_ranks_have_our_time_to_end_under_each_torch(
     class Base:
         def __init__(self, spec: Any) -> None:
             self._pcontext = SimpleNamespace(
-                close=lambda death_sig=None, timeout=30: closed.append((death_sig, timeout)),
-                pids=dict,
+                close=lambda death_sig=None, timeout=30: closed.append((death_sig, timeout))
             )
 
     def shutdown_with_time(
