@@ -8,22 +8,18 @@ their number, and they end by themselves when their trainer is gone.
 `pkill -f train.py` reaches the workers all the same.  Then torch raises where a batch is missing.
 """
 
-import contextlib
 import functools
-import importlib
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
+
+from autockpt.executors.linux import own_group
 
 _LOOPS = (
     ("torch.utils.data._utils.worker", "torch.utils.data._utils.worker"),
     ("torchdata.stateful_dataloader.stateful_dataloader", "torchdata.stateful_dataloader.worker"),
 )
 """Modules in which loaders look up the function of a worker, and modules that define it."""
-_NAME = "_worker_loop"
-_loops: dict[str, Callable[..., None]] = {}
-"""By defining module, in a process whose loaders use `work_apart`."""
 
 
 class LoaderWorkers:
@@ -37,10 +33,12 @@ class LoaderWorkers:
     def start(self) -> None:
         """Does nothing where this torch has other names for its parts."""
         for module, definition in _LOOPS:
-            loop = getattr(sys.modules.get(module), _NAME, None)
+            loop = getattr(sys.modules.get(module), own_group.LOOP, None)
             if callable(loop) and not isinstance(loop, functools.partial):
-                _loops[definition] = loop
-                setattr(sys.modules[module], _NAME, functools.partial(work_apart, definition))
+                own_group.loops[definition] = loop
+                apart = functools.partial(own_group.work, definition)
+                setattr(sys.modules[module], own_group.LOOP, apart)
+        own_group.separate_fork_server()
         check = getattr(_signal_handling(), "_error_if_any_worker_fails", None)
         if callable(check) and self._former is None:
             self._former = check
@@ -62,15 +60,6 @@ class LoaderWorkers:
         except RuntimeError:
             if not self._is_told():
                 raise
-
-
-def work_apart(definition: str, *arguments: Any, **named: Any) -> None:
-    """In a worker: torch's loop, as `definition` has it, in a process group of its own."""
-    with contextlib.suppress(OSError):
-        os.setpgid(0, 0)
-    # A worker that was not forked has a module of its own.
-    loop = _loops.get(definition) or getattr(importlib.import_module(definition), _NAME)
-    loop(*arguments, **named)
 
 
 def _signal_handling() -> Any:

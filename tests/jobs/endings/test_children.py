@@ -156,6 +156,7 @@ def require_gone(pids: list[int]) -> None:
         ("run", signal.SIGINT, "fork"),
         ("torchrun", signal.SIGTERM, "fork"),
         ("python", signal.SIGTERM, "spawn"),
+        ("python", signal.SIGTERM, "forkserver"),
         ("python", signal.SIGINT, "fork"),
     ],
 )
