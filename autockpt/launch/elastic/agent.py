@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from autockpt.console import Console
 from autockpt.executors.keeper.hangs.watch import place_of
+from autockpt.executors.linux import own_group
 from autockpt.executors.linux.oom_kills import OomWatch
 from autockpt.job_directory import own_runs
 from autockpt.launch import environment
@@ -28,6 +29,7 @@ from autockpt.launch.elastic.rendezvous.rank_store import RankStores
 from autockpt.launch.elastic.request import Ending, Launch, Limit
 from autockpt.launch.elastic.signals import Announced, install, kill_groups, signals_wait
 from autockpt.launch.in_process.survivors import ALONE_S, ELSEWHERE_S, Survivors
+from autockpt.launch.owner import is_alive
 from autockpt.launch.rank_env import allocation_left_s
 from autockpt.launch.standby.pool import StandbyPool
 from autockpt.policies.restart.announced import LauncherTimes, grace_s, launcher_times
@@ -471,7 +473,11 @@ def agent_class(api: Any, watch: Watch) -> Iterator[None]:
                 # Here, as torch 2.11 hands no time on.
                 ranks.close = _closing_within(watch.interrupted(int(death_sig)), ranks.close)
                 watch.survivors.signal(int(death_sig))
-            super()._shutdown(death_sig, **more)
+            pids = () if ranks is None else tuple(ranks.pids().values())
+            try:
+                super()._shutdown(death_sig, **more)
+            finally:
+                own_group.end_workers(sessions=[pid for pid in pids if not is_alive(pid)])
 
         def _heed(self) -> None:
             """In place of torchelastic's handlers, which raise at every signal."""

@@ -12,9 +12,9 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
-from autockpt.executors.linux import late_threads
+from autockpt.executors.linux import late_threads, own_group
 from autockpt.executors.protocol import messages as p
 from autockpt.launch import owner
 from autockpt.launch.rank_env import allocation_left_s
@@ -167,7 +167,7 @@ class Stopper:
     def _on_second_signal(self, number: int) -> None:
         self._rank.say(f"{signal.Signals(number).name}: ends at once; {self._durable_text()}")
         if number != signal.SIGINT or not self.watch.interrupt(LET_GO_S):
-            os._exit(128 + number)
+            _end_process(128 + number)
 
     def hear(self, message: p.PreparePlan | p.ApplyPlan | p.AbortPlan) -> None:
         """On the listening thread."""
@@ -290,7 +290,7 @@ class Stopper:
             f"{self._durable_text()}", always=True,
         )  # fmt: skip
         if said.number != signal.SIGINT or not self.watch.interrupt(LET_GO_S):
-            os._exit(128 + said.number)
+            _end_process(128 + said.number)
 
     def _give_up_wish(self, said: Announcement) -> None:
         """The script's own wish is in no hurry: it may ask again."""
@@ -346,6 +346,12 @@ class Stopper:
             iteration_s=None if took is None else max(0.0, took - since),
             stall_s=self._saver.newest_stall_s, durable_s=durable_s,
         )  # fmt: skip
+
+
+def _end_process(code: int) -> NoReturn:
+    """End within the loop, and the loaders' workers with it."""
+    own_group.end_workers(parent=os.getpid())
+    os._exit(code)
 
 
 def _ends_with_launcher(job: Job, environ: Mapping[str, str]) -> bool:

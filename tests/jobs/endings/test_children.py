@@ -58,7 +58,7 @@ if __name__ == "__main__":
         if number % ACCUMULATED == 0:
             optimizer.step()
             optimizer.zero_grad()
-        if number == ACCUMULATED + 5:
+        if number == min(ACCUMULATED, 20) + 5:
             workers = [worker.pid for worker in multiprocessing.active_children()]
             write("pids", [os.getpid(), *workers, child.pid])
             deadline = time.monotonic() + 0.5
@@ -153,9 +153,9 @@ def require_gone(pids: list[int]) -> None:
     ("launcher", "number", "method"),
     [
         ("run", signal.SIGTERM, "fork"),
-        ("run", signal.SIGINT, "fork"),
+        pytest.param("run", signal.SIGINT, "fork", marks=pytest.mark.slow),
         ("torchrun", signal.SIGTERM, "fork"),
-        ("python", signal.SIGTERM, "spawn"),
+        pytest.param("python", signal.SIGTERM, "spawn", marks=pytest.mark.slow),
         ("python", signal.SIGTERM, "forkserver"),
         ("python", signal.SIGINT, "fork"),
     ],
@@ -176,7 +176,7 @@ def test_the_last_checkpoint_may_need_the_loaders_workers(
     assert code == (1 if launcher == "torchrun" else 128 + number), said
 
 
-@pytest.mark.parametrize("launcher", ["python", "run"])
+@pytest.mark.parametrize("launcher", ["python", pytest.param("run", marks=pytest.mark.slow)])
 def test_workers_that_were_told_too_end_no_iteration(tmp_path: Path, launcher: str) -> None:
     """`pkill -f job.py`: the iteration that is under way ends with its checkpoint."""
     with training(launcher, tmp_path, "1", "fork") as (job, pids):
@@ -190,7 +190,7 @@ def test_workers_that_were_told_too_end_no_iteration(tmp_path: Path, launcher: s
 
 
 def test_workers_whose_trainer_was_killed_end(tmp_path: Path) -> None:
-    """A SIGKILL of the trainer's group reaches them no more."""
+    """A SIGKILL of the trainer's group reaches them no more: they look for it."""
     with training("python", tmp_path, "20", "fork") as (job, pids):
         assert [os.getpgid(pid) == job.pid for pid in pids] == [True, False, False, True]
         os.killpg(job.pid, signal.SIGKILL)
@@ -201,8 +201,8 @@ def test_workers_whose_trainer_was_killed_end(tmp_path: Path) -> None:
     ("launcher", "number", "to"),
     [
         ("python", signal.SIGTERM, "all"),
-        ("python", signal.SIGTERM, "parent"),
-        ("run", signal.SIGTERM, "parent"),
+        pytest.param("python", signal.SIGTERM, "parent", marks=pytest.mark.slow),
+        pytest.param("run", signal.SIGTERM, "parent", marks=pytest.mark.slow),
         ("run", signal.SIGINT, "parent"),
     ],
 )
@@ -220,3 +220,13 @@ def test_the_end_of_their_parent_hurries_no_spawned_ranks(
     said = (tmp_path / "said").read_text()
     assert durable_step(str(tmp_path / "r")) >= 25, said
     assert "ends at once" not in said.replace("a second signal ends it at once", "")
+
+
+def test_a_launcher_that_ends_at_once_leaves_no_worker(tmp_path: Path) -> None:
+    """The second signal kills the rank, and its workers are busy."""
+    with training("run", tmp_path, "1000", "fork") as (job, pids):
+        job.send_signal(signal.SIGTERM)
+        time.sleep(1.5)
+        job.send_signal(signal.SIGINT)
+        assert job.wait(PATIENCE_S) == 128 + signal.SIGTERM
+        assert not any(is_alive(pid) for pid in pids)

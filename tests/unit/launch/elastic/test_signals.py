@@ -164,7 +164,8 @@ def test_ranks_have_our_time_to_end_under_each_torch(
     class Base:
         def __init__(self, spec: Any) -> None:
             self._pcontext = SimpleNamespace(
-                close=lambda death_sig=None, timeout=30: closed.append((death_sig, timeout))
+                close=lambda death_sig=None, timeout=30: closed.append((death_sig, timeout)),
+                pids=dict,
             )
 
     def shutdown_with_time(
