@@ -24,8 +24,27 @@ F = TypeVar("F", bound=Callable[..., Any])
 WRAPPING: dict[str, Any] = {
     "allow_interspersed_args": False,
     "help_option_names": ["-h", "--help"],
+    "token_normalize_func": lambda name: name.replace("_", "-"),
 }
-"""Context settings of commands that take a script."""
+"""Context settings of commands that take a script.  torchrun knows --nproc_per_node too."""
+
+_RANKS, _NODES, _MEETING = "--nproc-per-node N", "--nnodes N", "--rdzv-endpoint HOST:PORT"
+_NOT_NEEDED = "is not needed here; leave it out"
+_OUTPUT = "is no option: RUN_DIR/logs has the output of all ranks, the terminal that of rank 0"
+OF_OTHER_LAUNCHERS = {
+    "--gpus": _RANKS, "--num-gpus": _RANKS, "--num-processes": _RANKS,
+    "--nodes": _NODES, "--num-machines": _NODES, "--num-nodes": _NODES,
+    "--machine-rank": "--node-rank N", "--main-process-ip": _MEETING,
+    "--main-process-port": _MEETING, "--master-addr": _MEETING, "--master-port": _MEETING,
+    "--local-ranks-filter": _OUTPUT, "--log-dir": _OUTPUT, "--logs-specs": _OUTPUT,
+    "--redirects": _OUTPUT, "--tee": _OUTPUT, "-r": _OUTPUT, "-t": _OUTPUT,
+    "--monitor-interval": _NOT_NEEDED, "--role": _NOT_NEEDED, "--standalone": _NOT_NEEDED,
+    "--start-method": _NOT_NEEDED, "--multi-gpu": _NOT_NEEDED,
+    "--module": "-m MODULE", "--no-python": "is no option: expected a Python script",
+    "--out": "--run-dir DIR", "--output": "--run-dir DIR", "--run-dir": "--out DIR",
+}  # fmt: skip
+"""Options of torchrun, accelerate, deepspeed and other commands: an option in their place, or a
+sentence."""
 
 
 class Whole(click.IntRange):
@@ -65,7 +84,12 @@ class Command(click.Command):
 
         As a path it would be the working directory.
         """
-        rest = super().parse_args(ctx, args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if not (advice := self._advice(error.option_name)):
+                raise
+            raise click.UsageError(f"{error.option_name} {advice}", ctx) from None
         for param in () if ctx.resilient_parsing else self.params:
             given = ctx.params.get(param.name or "")
             words = given if isinstance(given, tuple) else (given,)
@@ -75,6 +99,16 @@ class Command(click.Command):
                     f"{_shown(param)}: is empty, expected a value; is a shell variable unset?"
                 )
         return rest
+
+    def _advice(self, unknown: str) -> str:
+        """What to write for an option that another launcher knows; "": nothing is known of it."""
+        if "script" not in (param.name for param in self.params):
+            return ""
+        advice = OF_OTHER_LAUNCHERS.get(unknown.replace("_", "-"), "")
+        if not advice.startswith("-"):
+            return advice
+        own = [name for param in self.params for name in param.opts]
+        return f"is no option: expected {advice}" if advice.split()[0] in own else ""
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Examples, then usage, text and options."""
