@@ -75,6 +75,8 @@ TAIL_BYTES = 2**16
 """Enough of the end of a telemetry file to hold its newest step."""
 LATE_BYTES = 2**24
 """Of all telemetry files together: at the end of a job so much is read in a second."""
+REPORT_BYTES = 2**28
+"""Of the logs of all ranks together: a report holds so much in a third of a gigabyte."""
 LEAST_BYTES = 2**13
 """Of each file at least."""
 _EVERY_LINE = Line(term=None)
@@ -426,6 +428,28 @@ class RunDirectory:
         """
         return self._ordered((path, _json_lines(path)) for path in self._event_files())
 
+    def events_for_report(self, most_bytes: int = REPORT_BYTES) -> tuple[list[Event], int]:
+        """As `events`, and the number of ranks whose routine events are left out.
+
+        There are such ranks where the logs of all are larger than `most_bytes`.  The lowest rank is
+        none of them, and the others that are whole lie evenly between them.
+        """
+        files = self._rank_files()
+        with _storage_errors("read", self.telemetry):
+            nbytes = sum(path.stat().st_size for path in files)
+        count = max(1, len(files) * most_bytes // max(nbytes, 1))
+        if count >= len(files):
+            return self.events(), 0
+        whole = {files[number * len(files) // count] for number in range(count)}
+        thinned = set(files) - whole
+        found = (
+            (path, _json_lines(path, without=_ROUTINE, newest_of=_BEGAN))
+            if path in thinned
+            else (path, _json_lines(path))
+            for path in self._event_files()
+        )
+        return self._ordered(found), len(thinned)
+
     def late_events(self) -> list[Event]:
         """As `events`, in bounded time: of long logs only the ends, without times of iterations.
 
@@ -436,7 +460,7 @@ class RunDirectory:
         starts = next(self._starts(self.rank_telemetry(0), 1), None)
         found = []
         for path in files:
-            lines = list(_json_lines(path, tail_bytes=tail_bytes, without=b'"IterationsTimed"'))
+            lines = list(_json_lines(path, tail_bytes=tail_bytes, without=(_TIMED,)))
             if path == self.rank_telemetry(0) and starts:
                 known = any(data.get("event") == "RunStarted" for _, data in lines)
                 lines = lines if known else [(0, starts), *lines]
@@ -851,25 +875,49 @@ def _claim(path: Path) -> Path:
     raise StorageError(f"{path}: 10,000 runs were started in this second; remove some of them")
 
 
-def _json_lines(
-    path: Path, *, tail_bytes: int | None = None, without: bytes = b"\0"
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, object) of every whole line; a torn one, or one `without`, is skipped.
+_TIMED = b'"IterationsTimed"'
+_ROUTINE = (_TIMED, b'"SnapshotSealed"')
+_BEGAN = b'"SnapshotBegan"'
+"""It tells that values which an earlier copy lacked may be there."""
 
-    A crash tears the last line.  The next start of the process appends behind the fragment, so the
-    object at the end of such a line is still good.
+
+def _json_lines(
+    path: Path,
+    *,
+    tail_bytes: int | None = None,
+    without: tuple[bytes, ...] = (),
+    newest_of: bytes = b"\0",
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, object) of every whole line; a torn one, or one of `without`, is skipped.
+
+    Of lines of `newest_of` the newest before each other line stays.  A crash tears the last line.
+    The next start of the process appends behind the fragment, so the object at the end of such a
+    line is still good.
     """
-    try:
-        with _storage_errors("read", path), open(path, "rb") as file:
-            if tail_bytes is not None:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - tail_bytes))
-            for number, line in enumerate(file, start=1):
-                is_left_out = without in line and line.count(b'{"event"') == 1
-                data = None if is_left_out else _record(line)
-                if data is not None:
-                    yield number, data
-    except _Missing:
-        return
+    with contextlib.suppress(_Missing), _storage_errors("read", path), open(path, "rb") as file:
+        if tail_bytes is not None:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - tail_bytes))
+        held: tuple[int, bytes] | None = None
+        for number, line in enumerate(file, start=1):
+            if any(kind in line for kind in without) and _is_one(line):
+                continue
+            earlier, held = held, None
+            if newest_of in line and _is_one(line):
+                held = number, line
+                continue
+            yield from _objects(earlier, (number, line))
+        yield from _objects(held)
+
+
+def _objects(*lines: tuple[int, bytes] | None) -> Iterator[tuple[int, dict[str, Any]]]:
+    for line in lines:
+        if line is not None and (data := _record(line[1])) is not None:
+            yield line[0], data
+
+
+def _is_one(line: bytes) -> bool:
+    """Whether no other event stands behind the fragment of one."""
+    return line.count(b'{"event"') == 1
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

@@ -47,6 +47,8 @@ class RunData:
     """The decision in force when the run began."""
     events: tuple[Event, ...] = ()
     """Telemetry of all ranks; the events of one rank stand in the order they were written."""
+    thinned_ranks: int = 0
+    """So many ranks tell nothing of their iterations and copies here: their logs are too long."""
     failures: tuple[FailureRecord, ...] = ()
     """Interruptions of this run."""
     faulty: FaultyNode | None = None

@@ -354,6 +354,12 @@ def _gaps(events: Sequence[Event]) -> list[str]:
 def _warnings(data: RunData, accounting: Accounting | None) -> tuple[str, ...]:
     """Warnings that a reader must know before believing the rest."""
     found: list[str] = []
+    if data.thinned_ranks:
+        ranks = f"{data.thinned_ranks} rank{'s' * (data.thinned_ranks > 1)}"
+        found.append(
+            f"Times of iterations and copies lack those of {ranks}: the logs of all are too long "
+            "for one report. telemetry/ has them."
+        )
     if accounting is not None and accounting.other_s < -1e-6 * max(1.0, accounting.wall_s):
         found.append(
             f"The events explain {format_duration(-accounting.other_s)} more than the wall time: "

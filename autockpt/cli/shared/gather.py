@@ -34,7 +34,7 @@ def run_data(run: RunDirectory) -> "RunData":
 
     info, status = run.read_info(), run.read_status()
     profile, decision, goal = run.read_profile(), run.read_decision(), run.read_goal()
-    events = tuple(run.events())
+    events, thinned_ranks = run.events_for_report()
     written_s = run.status_written_s()
     origins = run.failure_origins()
     argv = () if info is None else _argv(info)
@@ -47,7 +47,8 @@ def run_data(run: RunDirectory) -> "RunData":
         hosts=(platform.node(),),
         profile=profile,
         decision=decision,
-        events=events,
+        events=tuple(events),
+        thinned_ranks=thinned_ranks,
         failures=run.failures(),
         faulty=faulty_node(origins.began, origins.nodes),
         goal=goal or Goal(),

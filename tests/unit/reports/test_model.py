@@ -95,6 +95,13 @@ def test_a_gap_of_the_telemetry_is_a_warning() -> None:
     assert reason in said
 
 
+def test_ranks_that_are_not_shown_whole_are_counted() -> None:
+    """Where the logs of all ranks are too long for one report."""
+    model = build(dataclasses.replace(run_data(), thinned_ranks=56))
+    assert "Times of iterations and copies lack those of 56 ranks" in " ".join(model.warnings)
+    assert not any("lack those of" in warning for warning in build(run_data()).warnings)
+
+
 def test_a_run_tells_its_end_its_cost_and_its_losses() -> None:
     """Every figure is the accounting's, and the shares of the parts are those of the whole."""
     model = build(run_data())

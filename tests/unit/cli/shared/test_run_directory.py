@@ -13,6 +13,7 @@ import pytest
 from autockpt.cli.shared.failure_import import read_failures
 from autockpt.cli.shared.plan_choice import decide, write
 from autockpt.profiles.imports import own_log
+from autockpt.reports.analysis.degradation import lacking
 from autockpt.run_directory import (
     RunDirectory,
     RunInfo,
@@ -29,6 +30,7 @@ from autockpt.values.plan import safe_default_plan
 from autockpt.values.status import RunStatus
 from autockpt.values.telemetry import (
     CheckpointDurable,
+    Degraded,
     Event,
     FailureObserved,
     IterationsTimed,
@@ -238,6 +240,42 @@ def checkpoints(rank: int) -> Iterator[Event]:
                 at_s=at_s + rank % 2 * 0.5, rank=rank, generation=name, step=step, bytes=2**20,
                 boundary_stall_s=0.001 * step, fence_stall_s=0.002 * step, copy_s=0.1 * step,
             )  # fmt: skip
+
+
+def test_a_report_of_long_logs_lacks_routine_events_of_some_ranks(run: RunDirectory) -> None:
+    """All else of them is there, in its order; of the lowest rank everything is."""
+    logs = {}
+    for rank in range(4):
+        trouble = Degraded(at_s=5099.7, rank=rank, what="left out", reason="state.path")
+        started = [run_started(rank, at_s) for at_s in (4999.0, -1.0)]
+        events = [*checkpoints(rank)]
+        logs[rank] = [started[0], *events[:200], trouble, *events[200:600], started[1]]
+        logs[rank] += [*events[600:], iterated(300, 299.5, rank)]
+        log(run, f"rank-{rank:05d}.jsonl", *logs[rank])
+    nbytes = sum(path.stat().st_size for path in run.telemetry.iterdir())
+    assert run.events_for_report(nbytes) == (run.events(), 0)
+    events, thinned = run.events_for_report(nbytes // 2)
+    assert thinned == 2
+    for rank in (0, 2):
+        assert [event for event in events if event.rank == rank] == logs[rank]
+    for rank in (1, 3):
+        kept = [type(event).__name__ for event in events if event.rank == rank]
+        assert kept == [
+            *("RunStarted", "SnapshotBegan", "Degraded"),
+            *("SnapshotBegan", "RunStarted", "SnapshotBegan"),
+        ]
+    assert lacking(events) == "", "a later copy had it"
+    events, thinned = run.events_for_report(1)
+    assert thinned == 3
+    assert [event for event in events if event.rank == 0] == logs[0]
+
+
+def run_started(rank: int, at_s: float) -> RunStarted:
+    """A start of one rank."""
+    return RunStarted(
+        at_s=at_s, rank=rank, wall=utc_now(), run_id="r", term=1, world_size=4, pid=1, plan_id="p",
+        plan_version=1, state_bytes=1, restart_count=0,
+    )  # fmt: skip
 
 
 def test_an_unknown_event_is_refused_with_its_line(run: RunDirectory) -> None:
