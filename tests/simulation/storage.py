@@ -489,7 +489,10 @@ class Storage(Trainers):
         if job[1] == 0 and not self.peace and self.rng.random() < self.flaky / 4:
             return m.DecisionFailed(term=do.term, attempt=do.attempt, reason="no space")
         if job[1] == 1:
-            self.oracle.decision(do.term, do.generation, asked=job[3], told=self.told(keeper))
+            if newer:  # it is fenced behind the write: no rank restores by it
+                self.oracle.decided[do.term] = do.generation
+            else:
+                self.oracle.decision(do.term, do.generation, asked=job[3], told=self.told(keeper))
             self.disk.decisions[do.term] = do.generation
             self.promise_restored(keeper, do.generation)
         if job[1] == 2:

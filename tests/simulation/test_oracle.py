@@ -202,3 +202,8 @@ def test_an_attempt_of_a_start_that_was_given_up_is_free(seed: int) -> None:
 def test_weights_alone_are_nothing_to_restore() -> None:
     """All newer checkpoints were damaged: the refusal is right."""
     assert not run_seed(495718)
+
+
+def test_a_decision_that_a_newer_claim_has_overtaken_is_no_restore() -> None:
+    """It is written late, and its start had been given up: promises made since do not bind it."""
+    assert not run_seed(527306)
