@@ -30,19 +30,30 @@ def work(definition: str, *arguments: Any, **named: Any) -> None:
     loop(*arguments, **named)
 
 
-def end_workers(*, parent: int = 0, sessions: Collection[int] = ()) -> None:
-    """Kill the workers whose parent this is, or that are in one of these sessions."""
+def end_workers(*, parent: int | None = None, sessions: Collection[int] = ()) -> None:
+    """Kill the workers whose parent this is, and those in these sessions whose parent has gone.
+
+    A trainer that the script has started lives on in the session of its rank.
+    """
     entries: list[str] = []
     with contextlib.suppress(OSError):
         entries = os.listdir("/proc")
+    workers: list[tuple[int, int, int]] = []
+    session_of: dict[int, int] = {}
     for entry in entries:
         with contextlib.suppress(OSError, ValueError, IndexError):
-            with open(f"/proc/{int(entry)}/stat", "rb") as file:
+            pid = int(entry)
+            with open(f"/proc/{pid}/stat", "rb") as file:
                 name, _, fields = file.read().partition(b"(")[2].rpartition(b")")
-            _, its_parent, group, session = fields.split()[:4]
-            is_apart = name == _WORKER and int(group) == int(entry)
-            if is_apart and (int(its_parent) == parent or int(session) in sessions):
-                os.kill(int(entry), signal.SIGKILL)
+            its_parent, group, session = map(int, fields.split()[1:4])
+            session_of[pid] = session
+            if name == _WORKER and group == pid:
+                workers.append((pid, its_parent, session))
+    for pid, its_parent, session in workers:
+        is_orphan = session in sessions and session_of.get(its_parent) != session
+        if its_parent == parent or is_orphan:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def separate_fork_server() -> None:

@@ -59,6 +59,9 @@ def test_workers_end_at_once_with_their_trainer(tmp_path: Path, killed: bool) ->
         assert len(workers) == 2
         assert [os.getpgid(pid) for pid in workers] == workers
         if killed:
+            own_group.end_workers(sessions=[trainer.pid])
+            time.sleep(0.2)
+            assert all(map(is_alive, workers)), "their trainer lives, as one that a script started"
             trainer.kill()
             trainer.wait()
             own_group.end_workers(sessions=[os.getsid(0)])
